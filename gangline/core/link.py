@@ -16,9 +16,10 @@ from typing import Any
 from gangline.cluster_info import get_cluster_info
 from gangline.core import worker
 from gangline.core.runner_wire import FLUSH_SECONDS, RunnerWire
+from gangline.domain.history import MetricsPoint
 from gangline.domain.state import ExitKind
 from gangline.errors import unavailable
-from gangline.protocol.wire import enum_number
+from gangline.protocol import wire
 from gangline.v1 import rank_pb2
 
 SOCKET_KEY = "GANGLINE_RUNNER_SOCKET"
@@ -65,33 +66,15 @@ class Link:
             batches, self._trace = self._trace, 0
         return batches
 
-    def send_metrics(
-        self,
-        group: str,
-        batches_completed: int,
-        metrics: dict[str, float],
-        units: float | None = None,
-        values_json: str = "",
-        *,
-        at: float | None = None,
-    ) -> None:
-        """Sends metrics. units: of a validation, the length trained in the searcher's unit; None where unknown.
-        values_json: the metrics that are no numbers, by name. at: when they were gathered, in seconds since 1970; None
-        for now."""
-        self.batches_completed = max(self.batches_completed, batches_completed)
+    def send_metrics(self, point: MetricsPoint, *, units: float | None = None, at: float | None = None) -> None:
+        """Sends metrics. units: of a validation, the length trained in the searcher's unit; None where unknown. at:
+        when they were gathered, in seconds since 1970; None for now."""
+        self.batches_completed = max(self.batches_completed, point.batches_completed)
         if self._wire is None:
             return
-        point = rank_pb2.RankMetrics(
-            group=group,
-            batches_completed=batches_completed,
-            metrics=metrics,
-            units=units,
-            values_json=values_json,
-            at=time.time() if at is None else at,
-        )
         # The scheduler decides by validations.
-        send = self._wire.send if group == "validation" else self._wire.report
-        send(metrics=point)
+        send = self._wire.send if point.group == "validation" else self._wire.report
+        send(metrics=wire.to_proto(point), units=units, at=time.time() if at is None else at)
 
     def send_progress(
         self, batches_completed: int, batches_total: int, samples_per_second: float, seconds_per_batch: float
@@ -252,7 +235,7 @@ class Link:
 
 def _failure(kind: ExitKind | None, message: str, traceback: str, error_code: str) -> rank_pb2.RankFailure:
     return rank_pb2.RankFailure(
-        kind=enum_number(kind) if kind else None,  # type: ignore[arg-type]  # the enum is an int at run time
+        kind=wire.enum_number(kind) if kind else None,  # type: ignore[arg-type]  # the enum is an int at run time
         message=message,
         traceback=traceback,
         failed_at=time.time(),

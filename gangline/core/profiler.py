@@ -10,6 +10,7 @@ import threading
 from gangline.core.distributed import DistributedContext
 from gangline.core.link import Link
 from gangline.core.load import LoadSampler
+from gangline.domain.history import MetricsPoint
 from gangline.errors import invalid
 
 GROUP = "profiling"
@@ -63,4 +64,4 @@ class ProfilerContext:
     def _report(self, sampler: LoadSampler) -> None:
         means = sampler.take()
         if means:
-            self._link.send_metrics(GROUP, self._link.batches_completed, means)
+            self._link.send_metrics(MetricsPoint(GROUP, self._link.batches_completed, means))

@@ -19,6 +19,7 @@ from gangline.core.beat import Beat, NoBeat
 from gangline.core.distributed import DistributedContext
 from gangline.core.link import Link
 from gangline.core.tensorboard import TensorboardFolder, keep_name, take_all
+from gangline.domain.history import MetricsPoint
 from gangline.domain.metric_value import encode_metadata, encode_values
 from gangline.errors import GanglineError, InvalidHP, invalid
 from gangline.lacking import Lacking
@@ -120,7 +121,7 @@ class TrainContext(Lacking):
         self._beat.report(steps_completed)
         self._link.send_first_step()
         units = self._units if group == VALIDATION else None
-        self._link.send_metrics(group, steps_completed, numbers, units, values_json, at=at)
+        self._link.send_metrics(MetricsPoint(group, steps_completed, numbers, values_json), units=units, at=at)
         if group == VALIDATION:
             finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
             self._validations = (*self._validations[1 - _MOST_VALIDATIONS :], (steps_completed, finite))

@@ -1,6 +1,6 @@
 """PURE: metrics that are no numbers: texts, lists and mappings, as JSON of a limited size.
 
-`encode_values` makes the JSON of a report in a rank. `admit_values` reads it again at the trial runner and at the
+`encode_values` makes the JSON of a report in a rank, whose user reads the reasons. `admit_values` reads it again at the
 gateway, because a rank runs a user's program, which may send anything. Both leave out values beyond the limits, each
 with a reason, and keep the others. The metadata of a trial are JSON by the same rules, and refused as a whole.
 """

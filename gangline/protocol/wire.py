@@ -24,9 +24,9 @@ from google.protobuf.message import Message
 from gangline.domain.state import ReasonCode
 from gangline.v1 import types_pb2
 
-# Where a record's message is looked for. Those after the first are loaded when a record is not in types.proto, so a
-# rank never loads the messages of the gateway.
-_MODULES = ("types_pb2", "gateway_pb2", "project_pb2", "user_pb2", "ingest_pb2")
+# Where a record's message is looked for. Each is loaded when a record is in none before it. A rank's are in the first
+# two, so a rank never loads the messages of the gateway.
+_MODULES = ("types_pb2", "ingest_pb2", "gateway_pb2", "project_pb2", "user_pb2")
 # The records that are not called like their message.
 _MESSAGE_NAMES = {"ClusterView": "GetClusterResponse"}
 

@@ -132,6 +132,10 @@ Global___LogLine: typing_extensions.TypeAlias = LogLine
 
 @typing.final
 class MetricsPoint(google.protobuf.message.Message):
+    """One report of metrics. A rank makes it, and it stays as it is on its way to its trial runner, to the spool, to the
+    scheduler and to a gateway.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
@@ -155,6 +159,7 @@ class MetricsPoint(google.protobuf.message.Message):
     METRICS_FIELD_NUMBER: builtins.int
     VALUES_JSON_FIELD_NUMBER: builtins.int
     group: builtins.str
+    """"training", "validation", or any other name under which a trial reports."""
     batches_completed: builtins.int
     values_json: builtins.str
     """Metrics that are no numbers (texts, lists, mappings), as a JSON object by name; empty without any."""

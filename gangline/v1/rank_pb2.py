@@ -22,60 +22,55 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from gangline.v1 import ingest_pb2 as gangline_dot_v1_dot_ingest__pb2
 from gangline.v1 import types_pb2 as gangline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gangline/v1/rank.proto\x12\x0bgangline.v1\x1a\x17gangline/v1/types.proto\"\xab\x06\n\x0bRankMessage\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.gangline.v1.RankHelloH\x00\x12+\n\x07metrics\x18\x02 \x01(\x0b\x32\x18.gangline.v1.RankMetricsH\x00\x12-\n\x08progress\x18\x03 \x01(\x0b\x32\x19.gangline.v1.RankProgressH\x00\x12-\n\ncheckpoint\x18\x04 \x01(\x0b\x32\x17.gangline.v1.CheckpointH\x00\x12+\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x18.gangline.v1.RankFailureH\x00\x12\x30\n\nfirst_step\x18\x06 \x01(\x0b\x32\x1a.gangline.v1.RankFirstStepH\x00\x12-\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x19.gangline.v1.RankFinishedH\x00\x12\x34\n\x0c\x66usion_query\x18\x08 \x01(\x0b\x32\x1c.gangline.v1.RankFusionQueryH\x00\x12\x32\n\rfusion_record\x18\t \x01(\x0b\x32\x19.gangline.v1.FusionRecordH\x00\x12\x36\n\rfusion_forget\x18\n \x01(\x0b\x32\x1d.gangline.v1.RankFusionForgetH\x00\x12-\n\x08stopping\x18\x0b \x01(\x0b\x32\x19.gangline.v1.RankStoppingH\x00\x12\x32\n\x0eworker_failure\x18\x0c \x01(\x0b\x32\x18.gangline.v1.RankFailureH\x00\x12\x18\n\x0etrial_metadata\x18\r \x01(\tH\x00\x12\x32\n\x0btrial_query\x18\x0e \x01(\x0b\x32\x1b.gangline.v1.RankTrialQueryH\x00\x12\x19\n\x0fstrategy_choice\x18\x0f \x01(\tH\x00\x12\x34\n\x0cstored_files\x18\x10 \x01(\x0b\x32\x1c.gangline.v1.RankStoredFilesH\x00\x12+\n\x07waiting\x18\x14 \x01(\x0b\x32\x18.gangline.v1.RankWaitingH\x00\x42\t\n\x07message\"\xd6\x01\n\rRunnerMessage\x12+\n\x07preempt\x18\x01 \x01(\x0b\x32\x18.gangline.v1.PreemptRankH\x00\x12\x32\n\rfusion_answer\x18\x02 \x01(\x0b\x32\x19.gangline.v1.FusionAnswerH\x00\x12\'\n\x05trace\x18\x03 \x01(\x0b\x32\x16.gangline.v1.TraceRankH\x00\x12\x30\n\x0ctrial_answer\x18\x04 \x01(\x0b\x32\x18.gangline.v1.TrialAnswerH\x00\x42\t\n\x07message\"&\n\tRankHello\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x05\"\xde\x01\n\x0bRankMetrics\x12\r\n\x05group\x18\x01 \x01(\t\x12\x19\n\x11\x62\x61tches_completed\x18\x02 \x01(\x03\x12\x36\n\x07metrics\x18\x03 \x03(\x0b\x32%.gangline.v1.RankMetrics.MetricsEntry\x12\x12\n\x05units\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bvalues_json\x18\x05 \x01(\t\x12\n\n\x02\x61t\x18\x06 \x01(\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_units\"\x99\x01\n\x0cRankProgress\x12\x19\n\x11\x62\x61tches_completed\x18\x01 \x01(\x03\x12\x15\n\rbatches_total\x18\x02 \x01(\x03\x12\x1a\n\x12samples_per_second\x18\x03 \x01(\x01\x12\x19\n\x11seconds_per_batch\x18\x04 \x01(\x01\x12\x14\n\x0ctakes_traces\x18\x05 \x01(\x08\x12\n\n\x02\x61t\x18\x06 \x01(\x01\"}\n\x0bRankFailure\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.gangline.v1.ExitKind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\ttraceback\x18\x03 \x01(\t\x12\x11\n\tfailed_at\x18\x04 \x01(\x01\x12\x12\n\nerror_code\x18\x05 \x01(\t\"\x1b\n\rRankFirstStep\x12\n\n\x02\x61t\x18\x01 \x01(\x01\"\x0e\n\x0cRankStopping\"C\n\x0cRankFinished\x12\x18\n\x0cis_preempted\x18\x01 \x01(\x08\x42\x02\x18\x01\x12\x19\n\x11\x62\x61tches_completed\x18\x02 \x01(\x03\"\x1b\n\x0bRankWaiting\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x98\x01\n\x0fRankStoredFiles\x12M\n\x12\x63hanged_ns_by_path\x18\x01 \x03(\x0b\x32\x31.gangline.v1.RankStoredFiles.ChangedNsByPathEntry\x1a\x36\n\x14\x43hangedNsByPathEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"!\n\x0fRankFusionQuery\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\"\x1f\n\x10RankFusionForget\x12\x0b\n\x03key\x18\x01 \x01(\t\"J\n\x0c\x46usionAnswer\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12*\n\x07records\x18\x02 \x03(\x0b\x32\x19.gangline.v1.FusionRecord\" \n\x0eRankTrialQuery\x12\x0e\n\x06number\x18\x01 \x01(\x03\"\x8c\x01\n\x0bTrialAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x15\n\rmetadata_json\x18\x02 \x01(\t\x12\x1c\n\x0f\x62\x65st_validation\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x13\n\x0bstop_reason\x18\x05 \x01(\tB\x12\n\x10_best_validation\"4\n\x0bPreemptRank\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rgrace_seconds\x18\x02 \x01(\x01\"\x1c\n\tTraceRank\x12\x0f\n\x07\x62\x61tches\x18\x01 \x01(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gangline/v1/rank.proto\x12\x0bgangline.v1\x1a\x18gangline/v1/ingest.proto\x1a\x17gangline/v1/types.proto\"\xd6\x06\n\x0bRankMessage\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.gangline.v1.RankHelloH\x00\x12,\n\x07metrics\x18\x02 \x01(\x0b\x32\x19.gangline.v1.MetricsPointH\x00\x12-\n\x08progress\x18\x03 \x01(\x0b\x32\x19.gangline.v1.RankProgressH\x00\x12-\n\ncheckpoint\x18\x04 \x01(\x0b\x32\x17.gangline.v1.CheckpointH\x00\x12+\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x18.gangline.v1.RankFailureH\x00\x12\x30\n\nfirst_step\x18\x06 \x01(\x0b\x32\x1a.gangline.v1.RankFirstStepH\x00\x12-\n\x08\x66inished\x18\x07 \x01(\x0b\x32\x19.gangline.v1.RankFinishedH\x00\x12\x34\n\x0c\x66usion_query\x18\x08 \x01(\x0b\x32\x1c.gangline.v1.RankFusionQueryH\x00\x12\x32\n\rfusion_record\x18\t \x01(\x0b\x32\x19.gangline.v1.FusionRecordH\x00\x12\x36\n\rfusion_forget\x18\n \x01(\x0b\x32\x1d.gangline.v1.RankFusionForgetH\x00\x12-\n\x08stopping\x18\x0b \x01(\x0b\x32\x19.gangline.v1.RankStoppingH\x00\x12\x32\n\x0eworker_failure\x18\x0c \x01(\x0b\x32\x18.gangline.v1.RankFailureH\x00\x12\x18\n\x0etrial_metadata\x18\r \x01(\tH\x00\x12\x32\n\x0btrial_query\x18\x0e \x01(\x0b\x32\x1b.gangline.v1.RankTrialQueryH\x00\x12\x19\n\x0fstrategy_choice\x18\x0f \x01(\tH\x00\x12\x34\n\x0cstored_files\x18\x10 \x01(\x0b\x32\x1c.gangline.v1.RankStoredFilesH\x00\x12+\n\x07waiting\x18\x14 \x01(\x0b\x32\x18.gangline.v1.RankWaitingH\x00\x12\n\n\x02\x61t\x18\x15 \x01(\x01\x12\x12\n\x05units\x18\x16 \x01(\x01H\x01\x88\x01\x01\x42\t\n\x07messageB\x08\n\x06_units\"\xd6\x01\n\rRunnerMessage\x12+\n\x07preempt\x18\x01 \x01(\x0b\x32\x18.gangline.v1.PreemptRankH\x00\x12\x32\n\rfusion_answer\x18\x02 \x01(\x0b\x32\x19.gangline.v1.FusionAnswerH\x00\x12\'\n\x05trace\x18\x03 \x01(\x0b\x32\x16.gangline.v1.TraceRankH\x00\x12\x30\n\x0ctrial_answer\x18\x04 \x01(\x0b\x32\x18.gangline.v1.TrialAnswerH\x00\x42\t\n\x07message\"&\n\tRankHello\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x05\"\x99\x01\n\x0cRankProgress\x12\x19\n\x11\x62\x61tches_completed\x18\x01 \x01(\x03\x12\x15\n\rbatches_total\x18\x02 \x01(\x03\x12\x1a\n\x12samples_per_second\x18\x03 \x01(\x01\x12\x19\n\x11seconds_per_batch\x18\x04 \x01(\x01\x12\x14\n\x0ctakes_traces\x18\x05 \x01(\x08\x12\n\n\x02\x61t\x18\x06 \x01(\x01\"}\n\x0bRankFailure\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.gangline.v1.ExitKind\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\ttraceback\x18\x03 \x01(\t\x12\x11\n\tfailed_at\x18\x04 \x01(\x01\x12\x12\n\nerror_code\x18\x05 \x01(\t\"\x1b\n\rRankFirstStep\x12\n\n\x02\x61t\x18\x01 \x01(\x01\"\x0e\n\x0cRankStopping\"C\n\x0cRankFinished\x12\x18\n\x0cis_preempted\x18\x01 \x01(\x08\x42\x02\x18\x01\x12\x19\n\x11\x62\x61tches_completed\x18\x02 \x01(\x03\"\x1b\n\x0bRankWaiting\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x98\x01\n\x0fRankStoredFiles\x12M\n\x12\x63hanged_ns_by_path\x18\x01 \x03(\x0b\x32\x31.gangline.v1.RankStoredFiles.ChangedNsByPathEntry\x1a\x36\n\x14\x43hangedNsByPathEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"!\n\x0fRankFusionQuery\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\"\x1f\n\x10RankFusionForget\x12\x0b\n\x03key\x18\x01 \x01(\t\"J\n\x0c\x46usionAnswer\x12\x0e\n\x06\x66\x61mily\x18\x01 \x01(\t\x12*\n\x07records\x18\x02 \x03(\x0b\x32\x19.gangline.v1.FusionRecord\" \n\x0eRankTrialQuery\x12\x0e\n\x06number\x18\x01 \x01(\x03\"\x8c\x01\n\x0bTrialAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x15\n\rmetadata_json\x18\x02 \x01(\t\x12\x1c\n\x0f\x62\x65st_validation\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x13\n\x0bstop_reason\x18\x05 \x01(\tB\x12\n\x10_best_validation\"4\n\x0bPreemptRank\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x15\n\rgrace_seconds\x18\x02 \x01(\x01\"\x1c\n\tTraceRank\x12\x0f\n\x07\x62\x61tches\x18\x01 \x01(\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gangline.v1.rank_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RANKMETRICS_METRICSENTRY']._loaded_options = None
-  _globals['_RANKMETRICS_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_RANKFINISHED'].fields_by_name['is_preempted']._loaded_options = None
   _globals['_RANKFINISHED'].fields_by_name['is_preempted']._serialized_options = b'\030\001'
   _globals['_RANKSTOREDFILES_CHANGEDNSBYPATHENTRY']._loaded_options = None
   _globals['_RANKSTOREDFILES_CHANGEDNSBYPATHENTRY']._serialized_options = b'8\001'
-  _globals['_RANKMESSAGE']._serialized_start=65
-  _globals['_RANKMESSAGE']._serialized_end=876
-  _globals['_RUNNERMESSAGE']._serialized_start=879
-  _globals['_RUNNERMESSAGE']._serialized_end=1093
-  _globals['_RANKHELLO']._serialized_start=1095
-  _globals['_RANKHELLO']._serialized_end=1133
-  _globals['_RANKMETRICS']._serialized_start=1136
-  _globals['_RANKMETRICS']._serialized_end=1358
-  _globals['_RANKMETRICS_METRICSENTRY']._serialized_start=1302
-  _globals['_RANKMETRICS_METRICSENTRY']._serialized_end=1348
-  _globals['_RANKPROGRESS']._serialized_start=1361
-  _globals['_RANKPROGRESS']._serialized_end=1514
-  _globals['_RANKFAILURE']._serialized_start=1516
-  _globals['_RANKFAILURE']._serialized_end=1641
-  _globals['_RANKFIRSTSTEP']._serialized_start=1643
-  _globals['_RANKFIRSTSTEP']._serialized_end=1670
-  _globals['_RANKSTOPPING']._serialized_start=1672
-  _globals['_RANKSTOPPING']._serialized_end=1686
-  _globals['_RANKFINISHED']._serialized_start=1688
-  _globals['_RANKFINISHED']._serialized_end=1755
-  _globals['_RANKWAITING']._serialized_start=1757
-  _globals['_RANKWAITING']._serialized_end=1784
-  _globals['_RANKSTOREDFILES']._serialized_start=1787
-  _globals['_RANKSTOREDFILES']._serialized_end=1939
-  _globals['_RANKSTOREDFILES_CHANGEDNSBYPATHENTRY']._serialized_start=1885
-  _globals['_RANKSTOREDFILES_CHANGEDNSBYPATHENTRY']._serialized_end=1939
-  _globals['_RANKFUSIONQUERY']._serialized_start=1941
-  _globals['_RANKFUSIONQUERY']._serialized_end=1974
-  _globals['_RANKFUSIONFORGET']._serialized_start=1976
-  _globals['_RANKFUSIONFORGET']._serialized_end=2007
-  _globals['_FUSIONANSWER']._serialized_start=2009
-  _globals['_FUSIONANSWER']._serialized_end=2083
-  _globals['_RANKTRIALQUERY']._serialized_start=2085
-  _globals['_RANKTRIALQUERY']._serialized_end=2117
-  _globals['_TRIALANSWER']._serialized_start=2120
-  _globals['_TRIALANSWER']._serialized_end=2260
-  _globals['_PREEMPTRANK']._serialized_start=2262
-  _globals['_PREEMPTRANK']._serialized_end=2314
-  _globals['_TRACERANK']._serialized_start=2316
-  _globals['_TRACERANK']._serialized_end=2344
+  _globals['_RANKMESSAGE']._serialized_start=91
+  _globals['_RANKMESSAGE']._serialized_end=945
+  _globals['_RUNNERMESSAGE']._serialized_start=948
+  _globals['_RUNNERMESSAGE']._serialized_end=1162
+  _globals['_RANKHELLO']._serialized_start=1164
+  _globals['_RANKHELLO']._serialized_end=1202
+  _globals['_RANKPROGRESS']._serialized_start=1205
+  _globals['_RANKPROGRESS']._serialized_end=1358
+  _globals['_RANKFAILURE']._serialized_start=1360
+  _globals['_RANKFAILURE']._serialized_end=1485
+  _globals['_RANKFIRSTSTEP']._serialized_start=1487
+  _globals['_RANKFIRSTSTEP']._serialized_end=1514
+  _globals['_RANKSTOPPING']._serialized_start=1516
+  _globals['_RANKSTOPPING']._serialized_end=1530
+  _globals['_RANKFINISHED']._serialized_start=1532
+  _globals['_RANKFINISHED']._serialized_end=1599
+  _globals['_RANKWAITING']._serialized_start=1601
+  _globals['_RANKWAITING']._serialized_end=1628
+  _globals['_RANKSTOREDFILES']._serialized_start=1631
+  _globals['_RANKSTOREDFILES']._serialized_end=1783
+  _globals['_RANKSTOREDFILES_CHANGEDNSBYPATHENTRY']._serialized_start=1729
+  _globals['_RANKSTOREDFILES_CHANGEDNSBYPATHENTRY']._serialized_end=1783
+  _globals['_RANKFUSIONQUERY']._serialized_start=1785
+  _globals['_RANKFUSIONQUERY']._serialized_end=1818
+  _globals['_RANKFUSIONFORGET']._serialized_start=1820
+  _globals['_RANKFUSIONFORGET']._serialized_end=1851
+  _globals['_FUSIONANSWER']._serialized_start=1853
+  _globals['_FUSIONANSWER']._serialized_end=1927
+  _globals['_RANKTRIALQUERY']._serialized_start=1929
+  _globals['_RANKTRIALQUERY']._serialized_end=1961
+  _globals['_TRIALANSWER']._serialized_start=1964
+  _globals['_TRIALANSWER']._serialized_end=2104
+  _globals['_PREEMPTRANK']._serialized_start=2106
+  _globals['_PREEMPTRANK']._serialized_end=2158
+  _globals['_TRACERANK']._serialized_start=2160
+  _globals['_TRACERANK']._serialized_end=2188
 # @@protoc_insertion_point(module_scope)

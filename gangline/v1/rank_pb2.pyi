@@ -8,6 +8,7 @@ length as four bytes, big end first. Metrics of training and progress go over a 
 
 import builtins
 import collections.abc
+import gangline.v1.ingest_pb2
 import gangline.v1.types_pb2
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
@@ -43,14 +44,20 @@ class RankMessage(google.protobuf.message.Message):
     STRATEGY_CHOICE_FIELD_NUMBER: builtins.int
     STORED_FILES_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    AT_FIELD_NUMBER: builtins.int
+    UNITS_FIELD_NUMBER: builtins.int
     trial_metadata: builtins.str
     """The metadata of the trial from now on, as a JSON object."""
     strategy_choice: builtins.str
     """Chief only: what `parallelism: auto` has chosen. See Trial.strategy_choice_json."""
+    at: builtins.float
+    """Of metrics: when they were gathered, in seconds since 1970."""
+    units: builtins.float
+    """Of metrics: see TrialReport."""
     @property
     def hello(self) -> Global___RankHello: ...
     @property
-    def metrics(self) -> Global___RankMetrics: ...
+    def metrics(self) -> gangline.v1.ingest_pb2.MetricsPoint: ...
     @property
     def progress(self) -> Global___RankProgress: ...
     @property
@@ -95,7 +102,7 @@ class RankMessage(google.protobuf.message.Message):
         self,
         *,
         hello: Global___RankHello | None = ...,
-        metrics: Global___RankMetrics | None = ...,
+        metrics: gangline.v1.ingest_pb2.MetricsPoint | None = ...,
         progress: Global___RankProgress | None = ...,
         checkpoint: gangline.v1.types_pb2.Checkpoint | None = ...,
         failure: Global___RankFailure | None = ...,
@@ -111,9 +118,14 @@ class RankMessage(google.protobuf.message.Message):
         strategy_choice: builtins.str = ...,
         stored_files: Global___RankStoredFiles | None = ...,
         waiting: Global___RankWaiting | None = ...,
+        at: builtins.float = ...,
+        units: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "stored_files", b"stored_files", "strategy_choice", b"strategy_choice", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "waiting", b"waiting", "worker_failure", b"worker_failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "stored_files", b"stored_files", "strategy_choice", b"strategy_choice", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "waiting", b"waiting", "worker_failure", b"worker_failure"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_units", b"_units", "checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "stored_files", b"stored_files", "strategy_choice", b"strategy_choice", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "units", b"units", "waiting", b"waiting", "worker_failure", b"worker_failure"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_units", b"_units", "at", b"at", "checkpoint", b"checkpoint", "failure", b"failure", "finished", b"finished", "first_step", b"first_step", "fusion_forget", b"fusion_forget", "fusion_query", b"fusion_query", "fusion_record", b"fusion_record", "hello", b"hello", "message", b"message", "metrics", b"metrics", "progress", b"progress", "stopping", b"stopping", "stored_files", b"stored_files", "strategy_choice", b"strategy_choice", "trial_metadata", b"trial_metadata", "trial_query", b"trial_query", "units", b"units", "waiting", b"waiting", "worker_failure", b"worker_failure"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_units", b"_units"]) -> typing.Literal["units"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "metrics", "progress", "checkpoint", "failure", "first_step", "finished", "fusion_query", "fusion_record", "fusion_forget", "stopping", "worker_failure", "trial_metadata", "trial_query", "strategy_choice", "stored_files", "waiting"] | None: ...
 
 Global___RankMessage: typing_extensions.TypeAlias = RankMessage
@@ -169,59 +181,6 @@ class RankHello(google.protobuf.message.Message):
 Global___RankHello: typing_extensions.TypeAlias = RankHello
 
 @typing.final
-class RankMetrics(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    @typing.final
-    class MetricsEntry(google.protobuf.message.Message):
-        DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: builtins.int
-        VALUE_FIELD_NUMBER: builtins.int
-        key: builtins.str
-        value: builtins.float
-        def __init__(
-            self,
-            *,
-            key: builtins.str = ...,
-            value: builtins.float = ...,
-        ) -> None: ...
-        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
-
-    GROUP_FIELD_NUMBER: builtins.int
-    BATCHES_COMPLETED_FIELD_NUMBER: builtins.int
-    METRICS_FIELD_NUMBER: builtins.int
-    UNITS_FIELD_NUMBER: builtins.int
-    VALUES_JSON_FIELD_NUMBER: builtins.int
-    AT_FIELD_NUMBER: builtins.int
-    group: builtins.str
-    """"training" or "validation"."""
-    batches_completed: builtins.int
-    units: builtins.float
-    """Of a validation: see ValidationReport."""
-    values_json: builtins.str
-    """See MetricsPoint."""
-    at: builtins.float
-    """When it was gathered, in seconds since 1970; 0 from earlier versions."""
-    @property
-    def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
-    def __init__(
-        self,
-        *,
-        group: builtins.str = ...,
-        batches_completed: builtins.int = ...,
-        metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
-        units: builtins.float | None = ...,
-        values_json: builtins.str = ...,
-        at: builtins.float = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_units", b"_units", "units", b"units"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_units", b"_units", "at", b"at", "batches_completed", b"batches_completed", "group", b"group", "metrics", b"metrics", "units", b"units", "values_json", b"values_json"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_units", b"_units"]) -> typing.Literal["units"] | None: ...
-
-Global___RankMetrics: typing_extensions.TypeAlias = RankMetrics
-
-@typing.final
 class RankProgress(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -240,7 +199,7 @@ class RankProgress(google.protobuf.message.Message):
     takes_traces: builtins.bool
     """Whether a trainer runs that can be told to trace its batches."""
     at: builtins.float
-    """As in RankMetrics."""
+    """When it was gathered, in seconds since 1970; 0 from earlier versions."""
     def __init__(
         self,
         *,

@@ -8,6 +8,7 @@ A runner authenticates with its allocation's token.
 
 import builtins
 import collections.abc
+import gangline.v1.ingest_pb2
 import gangline.v1.types_pb2
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
@@ -436,6 +437,8 @@ class TrialReport(google.protobuf.message.Message):
     METADATA_FIELD_NUMBER: builtins.int
     STRATEGY_CHOICE_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    METRICS_FIELD_NUMBER: builtins.int
+    UNITS_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     forgotten_fusion: builtins.str
     """The key of a record that did not hold for this trial."""
@@ -443,12 +446,18 @@ class TrialReport(google.protobuf.message.Message):
     """The metadata of the trial from now on, as a JSON object."""
     strategy_choice: builtins.str
     """What `parallelism: auto` has chosen. See Trial.strategy_choice_json."""
+    units: builtins.float
+    """Of metrics: length trained, in the unit of searcher.time_metric or else searcher.max_length; absent where the rank
+    does not know it.
+    """
     @property
     def running(self) -> Global___RunningReport: ...
     @property
     def progress(self) -> Global___ProgressReport: ...
     @property
-    def validation(self) -> Global___ValidationReport: ...
+    def validation(self) -> Global___ValidationReport:
+        """From runners that started before an upgrade."""
+
     @property
     def checkpoint(self) -> gangline.v1.types_pb2.Checkpoint: ...
     @property
@@ -458,6 +467,10 @@ class TrialReport(google.protobuf.message.Message):
     @property
     def waiting(self) -> Global___WaitingReport:
         """The thing for which the ranks of this member wait."""
+
+    @property
+    def metrics(self) -> gangline.v1.ingest_pb2.MetricsPoint:
+        """Of the group "validation", without the metrics that are no numbers."""
 
     def __init__(
         self,
@@ -472,10 +485,15 @@ class TrialReport(google.protobuf.message.Message):
         metadata: builtins.str = ...,
         strategy_choice: builtins.str = ...,
         waiting: Global___WaitingReport | None = ...,
+        metrics: gangline.v1.ingest_pb2.MetricsPoint | None = ...,
+        units: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "metadata", b"metadata", "progress", b"progress", "report", b"report", "running", b"running", "strategy_choice", b"strategy_choice", "validation", b"validation", "waiting", b"waiting"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "metadata", b"metadata", "progress", b"progress", "report", b"report", "running", b"running", "sequence", b"sequence", "strategy_choice", b"strategy_choice", "validation", b"validation", "waiting", b"waiting"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["report", b"report"]) -> typing.Literal["running", "progress", "validation", "checkpoint", "fusion", "forgotten_fusion", "metadata", "strategy_choice", "waiting"] | None: ...
+    def HasField(self, field_name: typing.Literal["_units", b"_units", "checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "metadata", b"metadata", "metrics", b"metrics", "progress", b"progress", "report", b"report", "running", b"running", "strategy_choice", b"strategy_choice", "units", b"units", "validation", b"validation", "waiting", b"waiting"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_units", b"_units", "checkpoint", b"checkpoint", "forgotten_fusion", b"forgotten_fusion", "fusion", b"fusion", "metadata", b"metadata", "metrics", b"metrics", "progress", b"progress", "report", b"report", "running", b"running", "sequence", b"sequence", "strategy_choice", b"strategy_choice", "units", b"units", "validation", b"validation", "waiting", b"waiting"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_units", b"_units"]) -> typing.Literal["units"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["report", b"report"]) -> typing.Literal["running", "progress", "validation", "checkpoint", "fusion", "forgotten_fusion", "metadata", "strategy_choice", "waiting", "metrics"] | None: ...
 
 Global___TrialReport: typing_extensions.TypeAlias = TrialReport
 
@@ -545,6 +563,8 @@ Global___ProgressReport: typing_extensions.TypeAlias = ProgressReport
 
 @typing.final
 class ValidationReport(google.protobuf.message.Message):
+    """Earlier form of TrialReport.metrics and TrialReport.units."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     @typing.final
@@ -568,9 +588,6 @@ class ValidationReport(google.protobuf.message.Message):
     UNITS_FIELD_NUMBER: builtins.int
     batches_completed: builtins.int
     units: builtins.float
-    """Length trained, in the unit of searcher.time_metric or else searcher.max_length; absent where the rank does not
-    know it.
-    """
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
     def __init__(

@@ -6,13 +6,13 @@ the old one would have made.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from gangline.domain.allocation import Allocation, Request
+from gangline.domain.history import MetricsPoint
 from gangline.domain.state import ExitKind, Outcome, State
 from services.scheduler.searcher.interface import most_replaced
 from services.scheduler.transition.end import activate_experiment, kill_trial, pause_experiment
@@ -93,9 +93,8 @@ def take(world: SearchWorld, step: str, choice: int, end: ExitKind) -> None:
             world.exit(world.live_trial_ids[choice % len(world.live_trial_ids)], end)
         case "validate" if world.trials:
             trial = world.trials[choice % len(world.trials)]
-            metrics = json.dumps({"loss": choice % 7})
-            batches = 1 + choice % 9
-            change = validated(world.records, trial.id, batches, metrics, rules=RULES, now=world.now)
+            point = MetricsPoint("validation", 1 + choice % 9, {"loss": choice % 7})
+            change = validated(world.records, trial.id, point, rules=RULES, now=world.now)
             world.apply(change)
         case "pause" if not is_over:
             world.apply(pause_experiment(world.records, 1, "paused by ann", RULES, world.now))

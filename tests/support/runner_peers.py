@@ -207,7 +207,7 @@ class SchedulerPeer(_Server, runner_pb2_grpc.RunnerServiceServicer):
         if self.over_reason:
             await context.abort(*status_of(not_found("allocation.not_found", self.over_reason)))
         metadata = ["", *self.reports_of("metadata")]
-        values = [report.metrics["loss"] for report in self.reports_of("validation")]
+        values = [report.metrics["loss"] for report in self.reports_of("metrics")]
         return runner_pb2.FindTrialFactsResponse(metadata_json=metadata[-1], best_validation=min(values, default=None))
 
     def forget(self) -> None:

@@ -15,7 +15,7 @@ import grpc.aio
 from gangline.domain.resource import Agent, NetworkInterface, Slot
 from gangline.domain.state import ExitKind, State
 from gangline.protocol import rpc, wire
-from gangline.v1 import agent_pb2, runner_pb2, runner_pb2_grpc, types_pb2
+from gangline.v1 import agent_pb2, ingest_pb2, runner_pb2, runner_pb2_grpc, types_pb2
 from gangline.v1.agent_pb2_grpc import AgentServiceStub
 from tests.support.scheduler import CLUSTER_TOKEN
 from tests.support.wait import until
@@ -190,6 +190,10 @@ class ScriptedAgent:
             self._outbox.put_nowait(agent_pb2.ConnectRequest(status=self.journal[spec.allocation.id]))
 
 
+def validation_of(batches: int, metrics: dict[str, float]) -> ingest_pb2.MetricsPoint:
+    return ingest_pb2.MetricsPoint(group="validation", batches_completed=batches, metrics=metrics)
+
+
 class ScriptedRunner:
     """Speaks for one member of a gang, with its allocation's token."""
 
@@ -199,7 +203,7 @@ class ScriptedRunner:
         self._sequence = 0
 
     async def report(self, **report: object) -> runner_pb2.ReportTrialResponse:
-        """One of running, progress, validation, checkpoint."""
+        """One of running, progress, metrics, checkpoint."""
         self._sequence += 1
         return await self.send(runner_pb2.TrialReport(sequence=self._sequence, **report))  # type: ignore[arg-type]  # one of its fields
 

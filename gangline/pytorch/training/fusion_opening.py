@@ -17,6 +17,7 @@ import torch
 
 from gangline.core.encoding import let_travel
 from gangline.domain.fusion import FusionRecord
+from gangline.domain.history import MetricsPoint
 from gangline.pytorch.fusion import host, probe
 from gangline.pytorch.fusion.agreement import agree_on_any
 from gangline.pytorch.fusion.bucket_partition import MIB
@@ -172,7 +173,8 @@ def _tell(context: PyTorchTrialContext, record: FusionRecord, num_buckets: int, 
         return
     _log.info("%s", line_of(record, num_buckets, is_recalled))
     # Not sent as a report of the trial, because that would count as its first step.
-    context.core.link.send_metrics("fusion", context.position.batches, metrics_of(record, num_buckets, is_recalled))
+    metrics = metrics_of(record, num_buckets, is_recalled)
+    context.core.link.send_metrics(MetricsPoint("fusion", context.position.batches, metrics))
 
 
 def line_of(record: FusionRecord, num_buckets: int, is_recalled: bool) -> str:

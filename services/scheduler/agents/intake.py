@@ -8,7 +8,6 @@ twice.
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -19,6 +18,7 @@ from gangline.config.strategy_choice import parse_choice
 from gangline.domain.allocation import Allocation, ExitReport, Timeline
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.fusion import FusionRecord
+from gangline.domain.history import MetricsPoint
 from gangline.domain.id import parse_allocation_id
 from gangline.domain.metric_value import check_metadata
 from gangline.domain.resource import Agent
@@ -168,8 +168,9 @@ class Intake:
                 await self._came_up(allocation_id, report.running)
             case "progress":
                 await self._progressed(allocation_id, report.progress)
-            case "validation":
-                await self._validated(allocation_id, report.validation)
+            case "metrics":
+                units = report.units if report.HasField("units") else None
+                await self._validated(allocation_id, wire.from_proto(MetricsPoint, report.metrics), units)
             case "checkpoint":
                 await self._checkpointed(allocation_id, node_rank, wire.from_proto(Checkpoint, report.checkpoint))
             case "waiting":
@@ -257,21 +258,11 @@ class Intake:
         if progress is not None:
             await self._store.commit(lambda records: progressed(records, trial_id, progress, self._rules, time.time()))
 
-    async def _validated(self, allocation_id: str, report: runner_pb2.ValidationReport) -> None:
+    async def _validated(self, allocation_id: str, validation: MetricsPoint, units: float | None) -> None:
         trial_id = parse_allocation_id(allocation_id)[0]
-        validation = json.dumps(dict(report.metrics), sort_keys=True)
-        units = report.units if report.HasField("units") else None
         await self._commit(
             allocation_id,
-            lambda records: validated(
-                records,
-                trial_id,
-                report.batches_completed,
-                validation,
-                units=units,
-                rules=self._rules,
-                now=time.time(),
-            ),
+            lambda records: validated(records, trial_id, validation, units=units, rules=self._rules, now=time.time()),
         )
 
     async def _checkpointed(self, allocation_id: str, node_rank: int, checkpoint: Checkpoint) -> None:

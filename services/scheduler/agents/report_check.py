@@ -20,23 +20,24 @@ from gangline.domain.state import CheckpointState
 from gangline.domain.storage.checkpoint_import import is_import_id
 from gangline.domain.storage.storage_url import check_checkpoint_place, check_file_inside, check_storage_url
 from gangline.errors import invalid
-from gangline.v1 import runner_pb2
+from gangline.v1 import ingest_pb2, runner_pb2
 from services.scheduler.state import metrics
 
 _log = structlog.get_logger(__name__)
 
 _COUNTS = {
     "progress": ("batches_completed", "batches_total"),
-    "validation": ("batches_completed",),
+    "metrics": ("batches_completed",),
     "checkpoint": ("batches_completed",),
     "fusion": ("num_pairs", "steps", "batch_size", "total_bytes"),
 }
 _AMOUNTS = {
     "progress": ("seconds_per_batch",),
-    "validation": ("units",),
     "fusion": ("default_step_seconds", "tuned_step_seconds", "alpha_seconds", "bytes_per_second"),
 }
 _TIMES = {"fusion": ("created_at",)}
+# The kinds of reports, in /metrics and in the log, that are not called like their field.
+_LABELS = {"metrics": "validation"}
 # Reports that hold only a text.
 _TEXTS = ("forgotten_fusion", "metadata", "strategy_choice", "waiting")
 _PHASES = ("runner_up_at", "rendezvous_at", "ranks_up_at", "first_step_at")
@@ -50,9 +51,9 @@ class Screening:
         self._warned: set[str] = set()
 
     def report(self, allocation_id: str, report: runner_pb2.TrialReport, now: float) -> runner_pb2.TrialReport:
-        """Returns the same report with plausible numbers. A checkpoint's times stay: they need the agent's clock."""
-        screened = runner_pb2.TrialReport()
-        screened.CopyFrom(report)
+        """Returns the same report in the form of this version, with plausible numbers. A checkpoint's times stay: they
+        need the agent's clock."""
+        screened = _of_now(report)
         report_kind = screened.WhichOneof("report")
         if report_kind is None or report_kind in _TEXTS:
             return screened
@@ -73,11 +74,13 @@ class Screening:
             sizes = {path: plausible_count(size) for path, size in message.file_bytes.items()}
             replaced.append(sizes != dict(message.file_bytes))
             message.file_bytes.update(sizes)
+        elif report_kind == "metrics":
+            replaced.append(_put(screened, "units", plausible_amount(screened.units)))
         elif report_kind == "fusion":
             sizes_of_buckets = [plausible_count(size) for size in message.bucket_bytes]
             replaced.append(sizes_of_buckets != list(message.bucket_bytes))
             message.bucket_bytes[:] = sizes_of_buckets
-        self._count(allocation_id, report_kind, sum(replaced))
+        self._count(allocation_id, _LABELS.get(report_kind, report_kind), sum(replaced))
         return screened
 
     def time(self, allocation_id: str, report_kind: str, at: float, now: float) -> float:
@@ -123,6 +126,22 @@ class Screening:
             _log.warning(
                 "a report has implausible numbers, which are replaced", allocation_id=allocation_id, kind=report_kind
             )
+
+
+def _of_now(report: runner_pb2.TrialReport) -> runner_pb2.TrialReport:
+    """Returns a copy of the report. Runners of an earlier version report a validation in another message."""
+    if report.WhichOneof("report") != "validation":
+        copy = runner_pb2.TrialReport()
+        copy.CopyFrom(report)
+        return copy
+    earlier = report.validation
+    return runner_pb2.TrialReport(
+        sequence=report.sequence,
+        metrics=ingest_pb2.MetricsPoint(
+            group="validation", batches_completed=earlier.batches_completed, metrics=earlier.metrics
+        ),
+        units=earlier.units if earlier.HasField("units") else None,
+    )
 
 
 def _put(message: Any, name: str, value: float) -> bool:

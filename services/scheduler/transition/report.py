@@ -15,6 +15,7 @@ from dataclasses import replace
 from gangline.config.searcher import Searcher
 from gangline.domain.allocation import Allocation, Wait
 from gangline.domain.experiment import BestValidation, Checkpoint, Experiment, Trial
+from gangline.domain.history import MetricsPoint
 from gangline.domain.search import Search, SearchEvent
 from gangline.domain.state import CheckpointState, SearchEventKind, State
 from services.scheduler.state.estimate import Progress
@@ -85,8 +86,7 @@ def _reach_of(section: Searcher, batches: int) -> Reach:
 def validated(
     records: Records,
     trial_id: str,
-    batches_completed: int,
-    validation_json: str,
+    validation: MetricsPoint,
     *,
     rules: Rules,
     now: float,
@@ -98,14 +98,14 @@ def validated(
     one of its trial. So a repeated report changes nothing there, nor does a trial that restarts from an older
     checkpoint and validates the same batches again.
 
-    validation_json: the metrics by name. units: as the rank reports it, see ValidationReport.
+    units: the length trained as the rank reports it; None where the rank does not know it.
     """
     trial = records.find(Trial, trial_id)
     if trial is None or trial.state is State.TERMINAL:
         return StateChange()
     facts = facts_of(get(records, Experiment, trial.experiment_id).config_json)
-    metrics = json.loads(validation_json)
-    metric = _number(metrics.get(facts.searcher.metric))
+    metrics, batches_completed = validation.metrics, validation.batches_completed
+    metric = _finite(metrics.get(facts.searcher.metric))
     trial = _reached(trial, max(trial.batches_completed, batches_completed))
     trial = replace(trial, validation_json=_bounded(metrics, facts.searcher.metric))
     has_operation = units is not None
@@ -218,17 +218,17 @@ def _last_validated(trial: Trial) -> int:
 
 
 def _units_of(
-    section: Searcher, metrics: Mapping[str, object], batches_completed: int, reported: float | None
+    section: Searcher, metrics: Mapping[str, float], batches_completed: int, reported: float | None
 ) -> float | None:
     """Returns the length trained in the searcher's unit. A metric of the unit's name counts first, because a script
     that counts epochs or records itself reports them so. Batches are always known."""
-    value = _number(metrics.get(section.unit_name))
+    value = _finite(metrics.get(section.unit_name))
     if value is not None:
         return value
     return float(batches_completed) if section.unit_name == "batches" else reported
 
 
-def _lacks_metric(draft: Draft, trial: Trial, metrics: Mapping[str, object], metric: str) -> bool:
+def _lacks_metric(draft: Draft, trial: Trial, metrics: Mapping[str, float], metric: str) -> bool:
     """Returns whether a search has never got the metric by which it compares trials. A metric that is no number was
     reported all the same, and a trial may report other metrics besides."""
     search = draft.find(Search, trial.experiment_id)
@@ -237,7 +237,7 @@ def _lacks_metric(draft: Draft, trial: Trial, metrics: Mapping[str, object], met
     return all(each.best_validation is None for each in draft.trials_of(trial.experiment_id))
 
 
-def _say_missing(trial_id: str, metric: str, metrics: Mapping[str, object]) -> str:
+def _say_missing(trial_id: str, metric: str, metrics: Mapping[str, float]) -> str:
     similar = difflib.get_close_matches(metric, sorted(metrics), n=1)
     advice = f"did you mean {similar[0]!r}?" if similar else "set searcher.metric to one of them"
     return (
@@ -246,7 +246,7 @@ def _say_missing(trial_id: str, metric: str, metrics: Mapping[str, object]) -> s
     )
 
 
-def _say_no_units(trial_id: str, section: Searcher, metrics: Mapping[str, object]) -> str:
+def _say_no_units(trial_id: str, section: Searcher, metrics: Mapping[str, float]) -> str:
     key = "time_metric" if section.time_metric is not None else "max_length"
     return (
         f"the validation of trial {trial_id} has no number {section.unit_name!r}, by which searcher.{key} measures how "
@@ -255,7 +255,7 @@ def _say_no_units(trial_id: str, section: Searcher, metrics: Mapping[str, object
     )
 
 
-def _names_of(metrics: Mapping[str, object]) -> str:
+def _names_of(metrics: Mapping[str, float]) -> str:
     names = sorted(metrics)
     return (", ".join(names[:_MOST_NAMES]) + (" and others" if len(names) > _MOST_NAMES else "")) or "nothing"
 
@@ -309,10 +309,10 @@ def _tell(draft: Draft, trial: Trial, event: SearchEvent, rules: Rules, now: flo
         settle_experiment(draft, trial.experiment_id, now)
 
 
-def _bounded(metrics: dict[str, object], metric: str) -> str:
+def _bounded(metrics: Mapping[str, float], metric: str) -> str:
     """Returns as JSON the searcher's metric and as many others as a record of the state should hold. All of them are in
     the history; a large record here would prevent every later change of its trial from being written."""
-    kept: dict[str, object] = {}
+    kept: dict[str, float] = {}
     num_bytes = 0
     for name in sorted(metrics, key=lambda name: (name != metric, name)):
         num_bytes += len(json.dumps({name: metrics[name]}))
@@ -322,11 +322,9 @@ def _bounded(metrics: dict[str, object], metric: str) -> str:
     return json.dumps(kept, sort_keys=True)
 
 
-def _number(value: object) -> float | None:
+def _finite(value: float | None) -> float | None:
     """Returns the number; None for a value that cannot be compared."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _is_better(metric: float, best: float | None, smaller_is_better: bool) -> bool:

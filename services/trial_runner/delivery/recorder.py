@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import structlog
 
@@ -63,13 +63,8 @@ class Recorder:
         self.note(f"no stacks of {where}: {problem}" if problem else f"the stacks of {where}:", LogLevel.ERROR)
         self._record(rank, "runner", lines, [LogLevel.ERROR] * len(lines))
 
-    def record_metrics(
-        self, group: str, batches_completed: int, values: Mapping[str, float], values_json: str = "", at: float = 0.0
-    ) -> None:
-        """Records a report. values: the numbers. values_json: the other metrics. at: when it was made."""
-        point = ingest_pb2.MetricsPoint(
-            group=group, batches_completed=batches_completed, metrics=values, values_json=values_json
-        )
+    def record_metrics(self, point: ingest_pb2.MetricsPoint, at: float = 0.0) -> None:
+        """Records a report as it is; the gateway judges its content. at: when it was made."""
         self._append([ingest_pb2.IngestRecord(at=_admit_time(at), metrics=point)])
 
     def record_progress(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from gangline.domain.metric_value import admit_values
 from gangline.v1 import rank_pb2, runner_pb2, types_pb2
 from services.trial_runner.delivery import metrics
 from services.trial_runner.delivery.recorder import Recorder
@@ -22,8 +21,6 @@ CHIEF = 0
 PROGRESS_SECONDS = 5.0
 # Longest text of a wait, which is stored in etcd.
 MAX_WAIT_CHARACTERS = 1000
-# Names of metrics that are warned of.
-MAX_LEFT_OUT = 100
 
 
 class Relay:
@@ -48,7 +45,6 @@ class Relay:
         self._held: runner_pb2.ProgressReport | None = None
         self._told_at = float("-inf")
         self._newest = runner_pb2.ProgressReport(batches_completed=trial.batches_completed)
-        self._left_out: set[str] = set()
         # What each rank waits for, in the order in which their waits began.
         self._waits: dict[int, str] = {}
         self._told_wait = ""
@@ -63,7 +59,7 @@ class Relay:
         match kind:
             case "metrics":
                 self.has_results = True
-                self._on_metrics(rank, message.metrics)
+                self._on_metrics(rank, message)
             case "progress":
                 if rank == CHIEF:
                     self._on_progress(message.progress)
@@ -84,14 +80,12 @@ class Relay:
             self._reporter.add(runner_pb2.TrialReport(progress=self._held))
             self._held, self._told_at = None, self._clock()
 
-    def _on_metrics(self, rank: int, point: rank_pb2.RankMetrics) -> None:
-        values = dict(point.metrics)
-        values_json, left_out = admit_values(point.values_json)
-        self._warn_of(left_out)
-        self._recorder.record_metrics(point.group, point.batches_completed, values, values_json, point.at)
+    def _on_metrics(self, rank: int, message: rank_pb2.RankMessage) -> None:
+        point = message.metrics
+        self._recorder.record_metrics(point, message.at)
         for name in ("loss", "validation_loss"):
-            if name in values and point.group in ("training", "validation"):
-                metrics.loss.labels(group=point.group).set(values[name])
+            if name in point.metrics and point.group in ("training", "validation"):
+                metrics.loss.labels(group=point.group).set(point.metrics[name])
         if rank == CHIEF and point.batches_completed > self._newest.batches_completed:
             # A script need not report its progress, or reports it before its metrics.
             self._newest.batches_completed = point.batches_completed
@@ -100,17 +94,11 @@ class Relay:
             self._hold()
         if point.group == "validation" and rank == CHIEF:
             self.tell_rest()
-            units = point.units if point.HasField("units") else None
-            report = runner_pb2.ValidationReport(batches_completed=point.batches_completed, metrics=values, units=units)
-            self._reporter.add(runner_pb2.TrialReport(validation=report))
-
-    def _warn_of(self, left_out: dict[str, str]) -> None:
-        """Warns once of each value that is left out, up to a number of names. The rank has warned already, unless its
-        program has sent the values past the library."""
-        for name in list(left_out.keys() - self._left_out)[: MAX_LEFT_OUT - len(self._left_out)]:
-            self._left_out.add(name)
-            what = f"metric {name}" if name else "a report of metrics"
-            self._recorder.warn(f"{what} is not recorded: {left_out[name]}")
+            # The scheduler decides nothing by the other values. They may have 256 KiB, in each report that waits for a
+            # leader.
+            point.values_json = ""
+            units = message.units if message.HasField("units") else None
+            self._reporter.add(runner_pb2.TrialReport(metrics=point, units=units))
 
     def _on_progress(self, progress: rank_pb2.RankProgress) -> None:
         completed, total = progress.batches_completed, progress.batches_total

@@ -15,7 +15,7 @@ from services.scheduler.transition.report import MAX_VALIDATION_BYTES
 from tests.integration.scheduler.conftest import Bench
 from tests.integration.scheduler.test_checkpoint import _states
 from tests.support.scheduler import config_json
-from tests.support.scripted_agent import ScriptedRunner
+from tests.support.scripted_agent import ScriptedRunner, validation_of
 from tests.support.wait import until, until_async
 
 LEASES = ("--agent-lease-seconds", "1", "--agent-grace-seconds", "0", "--agent-silence-seconds", "2")
@@ -54,7 +54,7 @@ async def test_reports_of_a_superseded_attempt_change_nothing(bench: Bench) -> N
     over = "attempt 2 of trial 1.1 has taken the place of attempt 1"
     reports: list[dict[str, object]] = [
         {"progress": runner_pb2.ProgressReport(batches_completed=99, seconds_per_batch=1.0)},
-        {"validation": runner_pb2.ValidationReport(batches_completed=99, metrics={"loss": 0.0})},
+        {"metrics": validation_of(99, {"loss": 0.0})},
         {"fusion": types_pb2.FusionRecord(key="00-22")},
         {"forgotten_fusion": "00-22"},
     ]
@@ -147,7 +147,7 @@ async def test_a_validation_of_many_metrics_keeps_no_other_change_from_being_wri
     await runner.run()
     await bench.agent("a2", slots=1)
     metrics = {f"m{number:06d}" + "x" * 90: 0.1 for number in range(4600)}
-    await runner.report(validation=runner_pb2.ValidationReport(batches_completed=1, metrics={**metrics, "loss": 0.5}))
+    await runner.report(metrics=validation_of(1, {**metrics, "loss": 0.5}))
     trial = await bench.trial("1.1")
     assert trial is not None
     assert trial.best_validation == 0.5

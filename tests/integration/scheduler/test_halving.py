@@ -23,7 +23,7 @@ from services.scheduler.state.records import Record, StateChange, get
 from services.scheduler.state.state_store import load
 from tests.integration.scheduler.conftest import Bench
 from tests.support.scheduler import config_json
-from tests.support.scripted_agent import ScriptedAgent, ScriptedRunner
+from tests.support.scripted_agent import ScriptedAgent, ScriptedRunner, validation_of
 from tests.support.wait import until_async
 from tests.support.work import calls_of
 
@@ -77,8 +77,8 @@ async def _play(bench: Bench, agent: ScriptedAgent, experiment_id: int, disturba
         spec = agent.specs[f"{trial.id}.{trial.attempts}"]
         length = next(length for length in LENGTHS if length > (trial.validated_batches or 0))
         num_validations += 1
-        validation = runner_pb2.ValidationReport(batches_completed=length, metrics={"loss": LOSSES[trial.number - 1]})
-        report = runner_pb2.TrialReport(sequence=num_validations, validation=validation)
+        validation = validation_of(length, {"loss": LOSSES[trial.number - 1]})
+        report = runner_pb2.TrialReport(sequence=num_validations, metrics=validation)
         await ScriptedRunner(spec, bench.schedulers[0].address).send(report)
         if num_validations in disturbance.kills:
             bench.schedulers[0].end(signal.SIGKILL)
@@ -171,7 +171,7 @@ async def test_a_stopped_trial_says_why_and_keeps_its_checkpoint(bench: Bench) -
         spec = agent.specs[f"1.{number}.1"]
         runner = ScriptedRunner(spec, scheduler.address)
         await runner.run()
-        await runner.report(validation=runner_pb2.ValidationReport(batches_completed=4, metrics={"loss": loss}))
+        await runner.report(metrics=validation_of(4, {"loss": loss}))
     stopping = await bench.eventually(lambda: bench.trial("1.2"), lambda trial: trial.state is State.STOPPING)
     assert stopping.closing is Outcome.COMPLETED
     await runner.report(checkpoint=types_pb2.Checkpoint(id="c1", batches_completed=6, url="/x/checkpoints/c1"))
@@ -198,9 +198,8 @@ async def test_a_search_of_ten_thousand_trials_continues_at_a_new_leader(bench: 
     assert spec.trial.number == num_ended + 1
     runner = ScriptedRunner(spec, scheduler.address)
     for batches in (1, 2, 3):
-        report = runner_pb2.ValidationReport(batches_completed=batches, metrics={"loss": 0.5})
-        await runner.report(validation=report)
-    await runner.report(validation=runner_pb2.ValidationReport(batches_completed=4, metrics={"loss": 2.0}))
+        await runner.report(metrics=validation_of(batches, {"loss": 0.5}))
+    await runner.report(metrics=validation_of(4, {"loss": 2.0}))
     ended = await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
     assert ended.outcome is Outcome.COMPLETED
     [last] = [trial for trial in await _trials(bench, 1) if trial.number == num_ended + 1]

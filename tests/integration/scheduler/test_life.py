@@ -8,11 +8,11 @@ import pytest
 
 from gangline.domain.state import ExitKind, Outcome, ReasonCode, State
 from gangline.errors import Effect, GanglineError
-from gangline.v1 import runner_pb2, types_pb2
+from gangline.v1 import types_pb2
 from services.common import keys
 from tests.integration.scheduler.conftest import Bench
 from tests.support.scheduler import Caller, config_json
-from tests.support.scripted_agent import ScriptedRunner
+from tests.support.scripted_agent import ScriptedRunner, validation_of
 
 
 async def test_from_submit_to_completed(bench: Bench) -> None:
@@ -33,7 +33,7 @@ async def test_from_submit_to_completed(bench: Bench) -> None:
         lambda: bench.experiment(experiment_id), lambda experiment: experiment.state is State.RUNNING
     )
     assert running.outcome is None
-    await runner.report(validation=runner_pb2.ValidationReport(batches_completed=10, metrics={"accuracy": 0.9}))
+    await runner.report(metrics=validation_of(10, {"accuracy": 0.9}))
     checkpoint = types_pb2.Checkpoint(id="c1", batches_completed=10, url="/x/checkpoints/c1", file_bytes={"state": 3})
     await runner.report(checkpoint=checkpoint)
 

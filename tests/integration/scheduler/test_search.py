@@ -19,7 +19,7 @@ from gangline.v1 import runner_pb2, types_pb2
 from services.common import keys
 from tests.integration.scheduler.conftest import Bench
 from tests.support.scheduler import config_json
-from tests.support.scripted_agent import ScriptedAgent, ScriptedRunner
+from tests.support.scripted_agent import ScriptedAgent, ScriptedRunner, validation_of
 from tests.support.wait import until
 
 SECONDS = 60.0
@@ -100,7 +100,7 @@ async def test_a_new_leader_has_optuna_suggest_the_same_next_points(bench: Bench
             rate = json.loads(trial.hyperparameters_json)["lr"]
             metrics = {"loss": abs(math.log10(rate) + 2)}
             runner = ScriptedRunner(spec, first.address)
-            await runner.report(validation=runner_pb2.ValidationReport(batches_completed=number, metrics=metrics))
+            await runner.report(metrics=validation_of(number, metrics))
             if experiment_id == 1 and number in (1, 4):
                 first.end(signal.SIGKILL)
             agent.finish(spec.allocation.id, ExitKind.COMPLETED)
@@ -134,7 +134,7 @@ async def test_a_sampler_that_fails_ends_the_experiment_with_a_reason(bench: Ben
     await bench.caller.submit(config_json(hyperparameters=RATE, searcher=searcher))
     [spec] = await agent.started()
     runner = ScriptedRunner(spec, scheduler.address)
-    await runner.report(validation=runner_pb2.ValidationReport(batches_completed=1, metrics={"loss": 1.0}))
+    await runner.report(metrics=validation_of(1, {"loss": 1.0}))
     agent.finish(spec.allocation.id, ExitKind.COMPLETED)
     ended = await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
     assert ended.outcome is Outcome.FAILED
@@ -273,7 +273,7 @@ async def test_a_search_without_its_metric_fails_at_the_first_validation(bench: 
     [spec, _] = await agent.started(2)
     runner = ScriptedRunner(spec, first.address)
     await runner.report(running=runner_pb2.RunningReport(timeline=types_pb2.Timeline(ranks_up_at=1.0)))
-    await runner.report(validation=runner_pb2.ValidationReport(batches_completed=10, metrics={"loss": 0.5}))
+    await runner.report(metrics=validation_of(10, {"loss": 0.5}))
     ended = await bench.eventually(lambda: bench.experiment(1), lambda experiment: experiment.state is State.TERMINAL)
     assert (ended.outcome, ended.reason) == (
         Outcome.FAILED,

@@ -65,9 +65,7 @@ def warm(templates: Templates, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def _validations(world: World) -> list[dict[str, float]]:
     return [
-        dict(each.metrics)
-        for node in world.scheduler.reports
-        for each in world.scheduler.reports_of("validation", node)
+        dict(each.metrics) for node in world.scheduler.reports for each in world.scheduler.reports_of("metrics", node)
     ]
 
 

@@ -49,13 +49,14 @@ REPORTER = """
 import os, time
 from gangline import core
 from gangline.core.link import connect
+from gangline.domain.history import MetricsPoint
 from gangline.domain.state import ExitKind
 from gangline.v1 import types_pb2
 link = connect()
 print("pid", os.getpid(), flush=True)
 link.send_first_step()
-link.send_metrics("training", 10, {"loss": 0.5})
-link.send_metrics("validation", 10, {"validation_loss": 0.25})
+link.send_metrics(MetricsPoint("training", 10, {"loss": 0.5}))
+link.send_metrics(MetricsPoint("validation", 10, {"validation_loss": 0.25}))
 link.send_checkpoint(types_pb2.Checkpoint(id="c1", batches_completed=10))
 link.send_progress(10, 20, 640.0, 0.01)
 while not os.path.exists("go"):
@@ -195,7 +196,7 @@ async def test_what_a_rank_reports_goes_where_it_belongs(world: World) -> None:
     await world.wait_pids(1)
     await until(lambda: bool(world.scheduler.reports_of("checkpoint")), "the checkpoint at the scheduler")
     assert world.scheduler.reports_of("running")[-1].timeline.first_step_at > 0
-    assert dict(world.scheduler.reports_of("validation")[0].metrics) == {"validation_loss": 0.25}
+    assert dict(world.scheduler.reports_of("metrics")[0].metrics) == {"validation_loss": 0.25}
     checkpoint = world.scheduler.reports_of("checkpoint")[0]
     assert (checkpoint.id, checkpoint.trial_id, checkpoint.experiment_id) == ("c1", "7.1", 7)
     address = world.scheduler.reports_of("running")[0].metrics_address

@@ -15,6 +15,7 @@ import pytest
 
 from gangline.core import link
 from gangline.core.link import Link
+from gangline.domain.history import MetricsPoint
 from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError
 from gangline.v1 import rank_pb2, types_pb2
@@ -79,7 +80,7 @@ def test_messages_arrive_in_order(peer: _Peer) -> None:
     link = peer.link
     link.send_first_step()
     link.send_first_step()
-    link.send_metrics("training", 5, {"loss": 0.5})
+    link.send_metrics(MetricsPoint("training", 5, {"loss": 0.5}))
     link.send_progress(6, 10, 100.0, 0.01)
     link.send_checkpoint(types_pb2.Checkpoint(id="abc"))
     link.send_failure(ExitKind.USER_ERROR, "ValueError: x", "trace", "x.y")
@@ -110,7 +111,7 @@ def test_messages_arrive_in_order(peer: _Peer) -> None:
 def test_runner_that_does_not_read_holds_nobody_up(peer: _Peer) -> None:
     begin = time.monotonic()
     for number in range(20_000):
-        peer.link.send_metrics("training", number, {"loss": float(number)})
+        peer.link.send_metrics(MetricsPoint("training", number, {"loss": float(number)}))
     assert time.monotonic() - begin < _SECONDS
     assert not peer.link.flush(timeout_seconds=0.05)
     assert peer.read().HasField("hello")
@@ -164,7 +165,7 @@ def test_progress_says_whether_a_trainer_takes_orders(peer: _Peer) -> None:
 def test_lost_runner_is_noticed(peer: _Peer) -> None:
     peer.close()
     assert peer.lost.wait(_SECONDS)
-    peer.link.send_metrics("training", 1, {})
+    peer.link.send_metrics(MetricsPoint("training", 1, {}))
     assert peer.link.flush()
 
 

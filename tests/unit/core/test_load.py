@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
 
 import psutil
@@ -13,6 +14,7 @@ import pytest
 from gangline.core import DistributedContext, ProfilerContext
 from gangline.core.link import Link
 from gangline.core.load import LoadSampler, open_gpu
+from gangline.domain.history import MetricsPoint
 from gangline.errors import GanglineError
 
 
@@ -114,19 +116,10 @@ class _Link(Link):
     def __init__(self) -> None:
         super().__init__()
         self.has_reported = threading.Event()
-        self.reports: list[tuple[str, dict[str, float]]] = []
+        self.reports: list[tuple[str, Mapping[str, float]]] = []
 
-    def send_metrics(
-        self,
-        group: str,
-        batches_completed: int,
-        metrics: dict[str, float],
-        units: float | None = None,
-        values_json: str = "",
-        *,
-        at: float | None = None,
-    ) -> None:
-        self.reports.append((group, metrics))
+    def send_metrics(self, point: MetricsPoint, *, units: float | None = None, at: float | None = None) -> None:
+        self.reports.append((point.group, point.metrics))
         self.has_reported.set()
 
 

@@ -11,6 +11,7 @@ from gangline.core import DistributedContext, SearcherContext, SearcherMode, Ten
 from gangline.core.link import Link
 from gangline.core.searcher import length_by_unit, length_of
 from gangline.core.tensorboard import TensorboardFolder
+from gangline.domain.history import MetricsPoint
 from gangline.errors import GanglineError
 from tests.support.world import in_ranks
 
@@ -67,17 +68,8 @@ def test_a_validation_carries_the_progress_that_was_reported_before_it() -> None
     sent: list[tuple[str, float | None]] = []
 
     class SentLink(Link):
-        def send_metrics(
-            self,
-            group: str,
-            batches_completed: int,
-            metrics: dict[str, float],
-            units: float | None = None,
-            values_json: str = "",
-            *,
-            at: float | None = None,
-        ) -> None:
-            sent.append((group, units))
+        def send_metrics(self, point: MetricsPoint, *, units: float | None = None, at: float | None = None) -> None:
+            sent.append((point.group, units))
 
     link = SentLink()
     folder = TensorboardFolder("memory://searcher", "", 0, TensorboardMode.MANUAL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from gangline.core import (
 )
 from gangline.core.link import Link
 from gangline.core.tensorboard import TensorboardFolder
+from gangline.domain.history import MetricsPoint
 from gangline.domain.state import ExitKind
 from gangline.errors import GanglineError, InvalidHP, unavailable
 from gangline.launch.failure import describe
@@ -63,19 +65,10 @@ class _SentLink(Link):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sent: list[tuple[dict[str, float], str]] = []
+        self.sent: list[tuple[Mapping[str, float], str]] = []
 
-    def send_metrics(
-        self,
-        group: str,
-        batches_completed: int,
-        metrics: dict[str, float],
-        units: float | None = None,
-        values_json: str = "",
-        *,
-        at: float | None = None,
-    ) -> None:
-        self.sent.append((metrics, values_json))
+    def send_metrics(self, point: MetricsPoint, *, units: float | None = None, at: float | None = None) -> None:
+        self.sent.append((point.metrics, point.values_json))
 
 
 def test_texts_lists_and_mappings_are_reported_beside_numbers() -> None:

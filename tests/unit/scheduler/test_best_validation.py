@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from gangline.domain.experiment import Trial
+from gangline.domain.history import MetricsPoint
 from gangline.domain.state import ExitKind
 from services.scheduler.state.records import StateChange
 from services.scheduler.transition.report import MAX_BEST_VALIDATIONS, validated
@@ -27,8 +27,8 @@ def _restart(world: SearchWorld) -> None:
 
 
 def _validate(world: SearchWorld, batches: int, loss: float) -> tuple[float | None, int]:
-    text = json.dumps({"loss": loss})
-    world.apply(validated(world.records, "1.1", batches, text, rules=RULES, now=world.now))
+    point = MetricsPoint("validation", batches, {"loss": loss})
+    world.apply(validated(world.records, "1.1", point, rules=RULES, now=world.now))
     trial = world.trials[0]
     return trial.best_validation, trial.best_validation_batches
 

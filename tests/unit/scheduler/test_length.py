@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gangline.domain.experiment import Checkpoint, Trial
+from gangline.domain.history import MetricsPoint
 from gangline.domain.state import ExitKind, Outcome, State
 from services.scheduler.state.estimate import Progress
 from services.scheduler.transition.report import checkpointed, passes_length, progressed, validated
@@ -24,8 +25,8 @@ def _world(searcher: dict[str, Any]) -> SearchWorld:
 
 
 def _validate(world: SearchWorld, batches: int, loss: float, units: float | None = None, **more: float) -> Trial:
-    text = json.dumps({"loss": loss, **more})
-    world.apply(validated(world.records, "1.1", batches, text, units=units, rules=RULES, now=world.now))
+    point = MetricsPoint("validation", batches, {"loss": loss, **more})
+    world.apply(validated(world.records, "1.1", point, units=units, rules=RULES, now=world.now))
     return world.trials[0]
 
 

@@ -13,6 +13,7 @@ import pytest
 from gangline.config.searcher import SEARCHER_ROWS
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, ResourceChange
+from gangline.domain.history import MetricsPoint
 from gangline.domain.search import Search, SearchEvent, SearchLog
 from gangline.domain.state import ExitKind, Outcome, ReasonCode, SearchEventKind, State
 from gangline.errors import GanglineError
@@ -381,15 +382,17 @@ def test_an_unknown_trial_is_said_so() -> None:
 def test_the_best_validation_is_kept() -> None:
     world = _world()
     for batches, loss in ((10, 0.5), (20, 0.2), (30, 0.9)):
-        metrics = json.dumps({"loss": loss})
-        world.apply(validated(world.records, "1.1", batches, metrics, rules=RULES, now=1.0))
-    world.apply(validated(world.records, "1.1", 40, '{"loss": NaN}', rules=RULES, now=1.0))
+        point = MetricsPoint("validation", batches, {"loss": loss})
+        world.apply(validated(world.records, "1.1", point, rules=RULES, now=1.0))
+    world.apply(
+        validated(world.records, "1.1", MetricsPoint("validation", 40, {"loss": math.nan}), rules=RULES, now=1.0)
+    )
     trial = world.trials[0]
     assert (trial.best_validation, trial.best_validation_batches, trial.batches_completed) == (0.2, 20, 40)
     larger = SearchWorld(config_of({"name": "single", "smaller_is_better": False}))
     for batches, loss in ((10, 0.5), (20, 0.9), (30, 0.2)):
-        metrics = json.dumps({"loss": loss, "other": 7})
-        larger.apply(validated(larger.records, "1.1", batches, metrics, rules=RULES, now=1.0))
+        point = MetricsPoint("validation", batches, {"loss": loss, "other": 7})
+        larger.apply(validated(larger.records, "1.1", point, rules=RULES, now=1.0))
     assert larger.trials[0].best_validation == 0.9
 
 
@@ -430,7 +433,8 @@ def test_a_searcher_closes_a_trial_by_its_validations(monkeypatch: pytest.Monkey
     world.apply(progressed(world.records, "1.2", Progress(4, 9, 1.0, world.now), RULES, world.now))
     for number, loss in ((1, 0.2), (2, 0.7)):
         world.change_leader()
-        world.apply(validated(world.records, f"1.{number}", 5, json.dumps({"loss": loss}), rules=RULES, now=world.now))
+        point = MetricsPoint("validation", 5, {"loss": loss})
+        world.apply(validated(world.records, f"1.{number}", point, rules=RULES, now=world.now))
     assert world.live("1.2").stop_kind is ExitKind.PREEMPTED
     world.exit("1.2", ExitKind.PREEMPTED)
     assert (world.trials[1].outcome, world.trials[1].closing) == (Outcome.COMPLETED, None)
@@ -463,7 +467,8 @@ ASHA = {"name": "async_halving", "num_rungs": 2, "divisor": 2, "max_length": {"b
 
 
 def _report(world: SearchWorld, trial_id: str, batches: int, **metrics: float) -> None:
-    world.apply(validated(world.records, trial_id, batches, json.dumps(metrics), rules=RULES, now=world.now))
+    point = MetricsPoint("validation", batches, metrics)
+    world.apply(validated(world.records, trial_id, point, rules=RULES, now=world.now))
 
 
 def test_a_validation_reaches_the_searcher_once() -> None:
@@ -511,7 +516,7 @@ def test_a_superseded_attempt_and_an_ended_trial_tell_nothing() -> None:
     world.place()
 
     def late(records: Records) -> StateChange:
-        return validated(records, "1.1", 10, '{"loss": 0.1}', rules=RULES, now=world.now)
+        return validated(records, "1.1", MetricsPoint("validation", 10, {"loss": 0.1}), rules=RULES, now=world.now)
 
     world.apply(fenced(first, late)(world.records))
     assert _told(world) == []
@@ -546,8 +551,8 @@ def test_a_validation_carries_the_length_in_the_searcher_s_unit(
 ) -> None:
     world = SearchWorld(config_of({**ASHA, **length}))
     world.place()
-    text = json.dumps({"loss": 0.5, **metrics})
-    world.apply(validated(world.records, "1.1", 10, text, units=reported, rules=RULES, now=world.now))
+    point = MetricsPoint("validation", 10, {"loss": 0.5, **metrics})
+    world.apply(validated(world.records, "1.1", point, units=reported, rules=RULES, now=world.now))
     [page] = world.records.all_of(SearchLog)
     assert page.events[-1].units == units
 
@@ -661,7 +666,7 @@ def test_an_event_replays_no_log_and_a_refused_one_leaves_nothing_behind(monkeyp
         _report(world, "1.1", batches, loss=0.5)
     assert num_replays == 0
     # A change that etcd refuses: the searcher has seen an event that is not in the log.
-    refused = validated(world.records, "1.1", 20, '{"loss": 0.1}', rules=RULES, now=world.now)
+    refused = validated(world.records, "1.1", MetricsPoint("validation", 20, {"loss": 0.1}), rules=RULES, now=world.now)
     assert refused
     _report(world, "1.1", 20, loss=0.9)
     assert num_replays == 1
@@ -695,8 +700,9 @@ def test_pursuing_what_is_settled_changes_nothing() -> None:
     assert not continue_change(world.records, 9, RULES, world.now)
 
 
-def _validate(world: SearchWorld, trial_id: str, metrics: str) -> None:
-    world.apply(validated(world.records, trial_id, 5, metrics, rules=RULES, now=world.now))
+def _validate(world: SearchWorld, trial_id: str, metrics: dict[str, float]) -> None:
+    point = MetricsPoint("validation", 5, metrics)
+    world.apply(validated(world.records, trial_id, point, rules=RULES, now=world.now))
 
 
 def test_a_search_whose_metric_no_validation_reports_ends_at_the_first_one() -> None:
@@ -705,7 +711,7 @@ def test_a_search_whose_metric_no_validation_reports_ends_at_the_first_one() -> 
     )
     world.place()
     world.run("1.1")
-    _validate(world, "1.1", '{"loss": 0.5, "valid_loss": 0.4}')
+    _validate(world, "1.1", {"loss": 0.5, "valid_loss": 0.4})
     assert world.experiment.state is State.STOPPING
     assert world.experiment.reason == (
         "the validation of trial 1.1 has no metric 'val_loss', by which searcher.metric compares trials; it reports "
@@ -714,7 +720,7 @@ def test_a_search_whose_metric_no_validation_reports_ends_at_the_first_one() -> 
     assert world.live("1.1").stop_kind is ExitKind.KILLED
     # Late and repeated reports, and another leader, change nothing.
     world.change_leader()
-    _validate(world, "1.1", '{"loss": 0.5}')
+    _validate(world, "1.1", {"loss": 0.5})
     for trial_id in world.live_trial_ids:
         world.exit(trial_id, ExitKind.KILLED)
     world.continue_change()
@@ -723,8 +729,8 @@ def test_a_search_whose_metric_no_validation_reports_ends_at_the_first_one() -> 
     assert [trial.restarts for trial in world.trials] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("metrics", ['{"val_loss": NaN}', '{"val_loss": 0.5, "other": 1}'])
-def test_a_metric_that_is_reported_is_none_that_is_missing(metrics: str) -> None:
+@pytest.mark.parametrize("metrics", [{"val_loss": math.nan}, {"val_loss": 0.5, "other": 1}])
+def test_a_metric_that_is_reported_is_none_that_is_missing(metrics: dict[str, float]) -> None:
     world = SearchWorld(config_of({"name": "random", "max_trials": 2, "metric": "val_loss"}))
     world.place()
     world.run("1.1")
@@ -736,8 +742,8 @@ def test_other_metrics_may_follow_the_one_that_decides() -> None:
     world = SearchWorld(config_of({"name": "random", "max_trials": 2, "metric": "val_loss"}))
     world.place()
     world.run("1.1")
-    _validate(world, "1.1", '{"val_loss": 0.5}')
-    _validate(world, "1.1", '{"time": 3}')
+    _validate(world, "1.1", {"val_loss": 0.5})
+    _validate(world, "1.1", {"time": 3})
     assert world.experiment.state is not State.STOPPING
 
 
@@ -745,5 +751,5 @@ def test_a_single_trial_goes_on_without_its_metric() -> None:
     world = SearchWorld(config_of({"name": "single", "metric": "val_loss"}))
     world.place()
     world.run("1.1")
-    _validate(world, "1.1", '{"loss": 0.5}')
+    _validate(world, "1.1", {"loss": 0.5})
     assert world.experiment.state is State.RUNNING

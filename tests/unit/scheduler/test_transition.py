@@ -8,6 +8,7 @@ from dataclasses import replace
 from gangline.config.strategy_choice import CandidateRow, StrategyChoice, parse_choice
 from gangline.domain.allocation import Allocation, ExitReport, LogHit, Request, Timeline, Wait
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.history import MetricsPoint
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import AgentState, ExitKind, LogAction, Outcome, ReasonCode, State
 from services.scheduler.leader.planner_snapshot import take_snapshot
@@ -273,7 +274,7 @@ def test_length_that_a_script_estimates_is_never_below_what_is_done() -> None:
     assert lengths(progressed(world.records, "1.1", Progress(4, 13, 0.0, 20.0), RULES, 20.0)) == (4, 13)
     checkpoint = Checkpoint("c1", "1.1", 1, 14, "/x")
     assert lengths(checkpointed(world.records, checkpoint)) == (14, 14)
-    assert lengths(validated(world.records, "1.1", 15, "{}", rules=RULES, now=21.0)) == (15, 15)
+    assert lengths(validated(world.records, "1.1", MetricsPoint("validation", 15), rules=RULES, now=21.0)) == (15, 15)
     # An attempt that has not reported its length yet keeps that of the one before it.
     assert lengths(progressed(world.records, "1.1", Progress(16, 0, 0.0, 22.0), RULES, 22.0)) == (16, 16)
     # The last report may change the length alone.
@@ -410,9 +411,8 @@ def test_the_best_validation_is_that_of_all_trials() -> None:
     world = _placed()
     assert best_validation_of(world.records, 1) is None
     for batches, loss in ((1, 0.5), (2, 0.25), (3, 0.75)):
-        world.apply(
-            validated(world.records, "1.1", batches, json.dumps({"loss": loss}), rules=RULES, now=20.0 + batches)
-        )
+        point = MetricsPoint("validation", batches, {"loss": loss})
+        world.apply(validated(world.records, "1.1", point, rules=RULES, now=20.0 + batches))
     assert best_validation_of(world.records, 1) == 0.25
     world.apply(StateChange(puts=(replace(world.trial, id="1.2", number=2, best_validation=0.125),)))
     assert best_validation_of(world.records, 1) == 0.125

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.v1 import types_pb2
+from gangline.v1 import ingest_pb2, types_pb2
 from services.trial_runner.delivery.recorder import Recorder
 from services.trial_runner.delivery.spool import Spool
 
@@ -67,7 +67,7 @@ def test_a_report_has_the_time_at_which_its_rank_made_it_if_that_can_be_true(tmp
     recorder = Recorder(spool, "a1")
     begin = time.time()
     for at in (begin - 1.5, begin - 7200, begin + 100, 0.0, math.nan, math.inf):
-        recorder.record_metrics("training", 1, {"loss": 0.5}, at=at)
+        recorder.record_metrics(ingest_pb2.MetricsPoint(group="training", batches_completed=1), at)
     recorder.record_progress(1, 2, 3.0, begin - 2.5)
     end = time.time()
     first, *others, progress = [record.at for record in spool.read(0, max_records=1000)]

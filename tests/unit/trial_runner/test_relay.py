@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from gangline.v1 import rank_pb2, runner_pb2, types_pb2
+from copy import deepcopy
+
+from gangline.v1 import ingest_pb2, rank_pb2, runner_pb2, types_pb2
 from services.trial_runner.delivery.metrics import loss as loss_gauge
-from services.trial_runner.delivery.relay import MAX_LEFT_OUT, MAX_WAIT_CHARACTERS, PROGRESS_SECONDS, Relay
+from services.trial_runner.delivery.relay import MAX_WAIT_CHARACTERS, PROGRESS_SECONDS, Relay
 
 
 class Told:
@@ -13,8 +15,7 @@ class Told:
     def __init__(self) -> None:
         self.reports: list[runner_pb2.TrialReport] = []
         self.recorded: list[int] = []
-        self.metrics: list[tuple[dict[str, float], str]] = []
-        self.warnings: list[str] = []
+        self.metrics: list[tuple[ingest_pb2.MetricsPoint, float]] = []
 
     def add(self, report: runner_pb2.TrialReport) -> None:
         self.reports.append(report)
@@ -22,13 +23,8 @@ class Told:
     def record_progress(self, completed: int, _total: int, _samples_per_second: float, _at: float) -> None:
         self.recorded.append(completed)
 
-    def record_metrics(
-        self, _group: str, _batches: int, numbers: dict[str, float], values_json: str, _at: float
-    ) -> None:
-        self.metrics.append((numbers, values_json))
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
+    def record_metrics(self, point: ingest_pb2.MetricsPoint, at: float) -> None:
+        self.metrics.append((deepcopy(point), at))
 
     @property
     def batches(self) -> list[int]:
@@ -72,9 +68,9 @@ def test_the_newest_progress_goes_before_a_checkpoint_and_a_validation() -> None
     relay.on_message(0, progress(2))
     relay.on_message(0, rank_pb2.RankMessage(checkpoint=types_pb2.Checkpoint(id="c1")))
     relay.on_message(0, progress(3))
-    metrics = rank_pb2.RankMetrics(group="validation", batches_completed=3, metrics={"loss": 0.5})
+    metrics = ingest_pb2.MetricsPoint(group="validation", batches_completed=3, metrics={"loss": 0.5})
     relay.on_message(0, rank_pb2.RankMessage(metrics=metrics))
-    assert told.kinds == ["progress", "progress", "checkpoint", "progress", "validation"]
+    assert told.kinds == ["progress", "progress", "checkpoint", "progress", "metrics"]
     assert told.batches == [1, 2, 3]
 
 
@@ -90,7 +86,7 @@ def test_the_rest_is_told_once_when_the_ranks_have_ended() -> None:
 def test_a_loss_of_another_group_is_not_shown_as_that_of_the_training() -> None:
     relay, _, _ = make_relay()
     for group, loss in (("training", 0.5), ("mine", 7.0)):
-        metrics = rank_pb2.RankMetrics(group=group, batches_completed=3, metrics={"loss": loss})
+        metrics = ingest_pb2.MetricsPoint(group=group, batches_completed=3, metrics={"loss": loss})
         relay.on_message(0, rank_pb2.RankMessage(metrics=metrics))
     shown = {sample.labels["group"]: sample.value for metric in loss_gauge.collect() for sample in metric.samples}
     assert shown["training"] == 0.5
@@ -115,32 +111,32 @@ def test_only_the_chief_tells_progress() -> None:
     assert told.reports == []
 
 
-def test_values_that_a_rank_sends_past_the_library_are_left_out_with_one_warning() -> None:
+def test_a_report_is_recorded_as_the_rank_has_sent_it() -> None:
     relay, told, _ = make_relay()
-    hostile = f'{{"deep": {"[" * 100_000}{"]" * 100_000}}}'
-    mixed = f'{{"flat": [1], "deep": {"[" * 40}{"]" * 40}}}'
-    for text in ("no JSON", "[1]", hostile, mixed, mixed, '{"x": ' + "1" * 10_000 + "}"):
-        metrics = rank_pb2.RankMetrics(group="training", batches_completed=1, metrics={"loss": 1.0}, values_json=text)
-        relay.on_message(0, rank_pb2.RankMessage(metrics=metrics))
-    assert [numbers for numbers, _ in told.metrics] == [{"loss": 1.0}] * 6
-    assert [values for _, values in told.metrics] == ["", "", "", '{"flat": [1]}', '{"flat": [1]}', ""]
-    assert told.warnings == [
-        "a report of metrics is not recorded: the values are no JSON object",
-        "metric deep is not recorded: nested more than 32 levels deep",
-    ]
+    point = ingest_pb2.MetricsPoint(
+        group="validation", batches_completed=3, metrics={"loss": 0.5}, values_json='{"not": JSON}'
+    )
+    message = rank_pb2.RankMessage(metrics=point, at=7.5, units=1.5)
+    relay.on_message(0, rank_pb2.RankMessage.FromString(message.SerializeToString()))
+    assert told.metrics == [(point, 7.5)]
+    assert told.reports[-1].units == 1.5
+    # The scheduler gets what decides.
+    point.values_json = ""
+    assert told.reports[-1].metrics == point
 
 
-def test_warnings_of_values_have_an_end() -> None:
+def test_a_length_that_the_rank_does_not_know_is_absent() -> None:
     relay, told, _ = make_relay()
-    for number in range(2 * MAX_LEFT_OUT):
-        text = f'{{"{number}": "{"x" * 70_000}"}}'
-        metrics = rank_pb2.RankMetrics(group="training", batches_completed=1, values_json=text)
-        relay.on_message(0, rank_pb2.RankMessage(metrics=metrics))
-    assert len(told.warnings) == MAX_LEFT_OUT
+    relay.on_message(0, metrics(1, "validation"))
+    relay.on_message(1, metrics(2, "validation"))
+    assert told.kinds == ["progress", "metrics"], "the scheduler decides by the chief alone"
+    assert not told.reports[-1].HasField("units")
 
 
 def metrics(batches: int, group: str = "training") -> rank_pb2.RankMessage:
-    return rank_pb2.RankMessage(metrics=rank_pb2.RankMetrics(group=group, batches_completed=batches, metrics={"a": 1}))
+    return rank_pb2.RankMessage(
+        metrics=ingest_pb2.MetricsPoint(group=group, batches_completed=batches, metrics={"a": 1})
+    )
 
 
 def test_metrics_of_a_script_are_progress_too() -> None:
@@ -155,12 +151,12 @@ def test_metrics_of_a_script_are_progress_too() -> None:
     relay.on_message(0, progress(50))
     relay.on_message(0, metrics(60, "validation"))
     assert told.batches == [10, 40, 60], "progress that was reported before its metrics is behind them"
-    assert told.kinds[-2:] == ["progress", "validation"]
+    assert told.kinds[-2:] == ["progress", "metrics"]
     assert told.reports[-2].progress.batches_total == 100
 
 
 def test_a_metric_a_checkpoint_and_progress_are_reports() -> None:
-    metrics = rank_pb2.RankMessage(metrics=rank_pb2.RankMetrics(group="mine"))
+    metrics = rank_pb2.RankMessage(metrics=ingest_pb2.MetricsPoint(group="mine"))
     checkpoint = rank_pb2.RankMessage(checkpoint=types_pb2.Checkpoint(id="c1"))
     waiting = rank_pb2.RankMessage(waiting=rank_pb2.RankWaiting(text="storage"))
     seen = []

@@ -16,6 +16,7 @@ import pytest
 
 from gangline import report_socket
 from gangline.core.link import Link
+from gangline.domain.history import MetricsPoint
 from gangline.v1 import rank_pb2
 from services.trial_runner.ranks import report_reader
 from services.trial_runner.ranks.rank_link import RankLinkServer
@@ -24,9 +25,10 @@ from tests.support.wait import until
 _KILLED = """
 import os, signal, sys
 from gangline.core.link import Link
+from gangline.domain.history import MetricsPoint
 link = Link(sys.argv[1], 0)
 for number in range(50):
-    link.send_metrics("training", number, {"loss": 0.5})
+    link.send_metrics(MetricsPoint("training", number, {"loss": 0.5}))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -76,7 +78,7 @@ def long_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def report(link: Link, *numbers: int) -> None:
     for number in numbers:
-        link.send_metrics("training", number, {"loss": 0.5})
+        link.send_metrics(MetricsPoint("training", number, {"loss": 0.5}))
 
 
 def points(*numbers: int, rank: int = 0) -> list[tuple[int, str, int]]:
@@ -148,7 +150,7 @@ async def test_a_large_report_comes_after_smaller_ones_before_it(tmp_path: Path)
     async with hearing(tmp_path) as heard:
         link = heard.link()
         report(link, 1, 2)
-        link.send_metrics("training", 3, {}, values_json='"' + "x" * report_socket.MOST_BYTES + '"')
+        link.send_metrics(MetricsPoint("training", 3, {}, values_json='"' + "x" * report_socket.MOST_BYTES + '"'))
         await until(lambda: len(heard.messages) == 3, "all reports", 10)
         assert heard.messages == points(1, 2, 3)
 
@@ -172,7 +174,7 @@ async def test_validations_are_told_at_once(tmp_path: Path, monkeypatch: pytest.
         report(link, 1)
         await until(lambda: len(heard.messages) == 1, "the first report", 10)
         report(link, 2)
-        link.send_metrics("validation", 3, {"loss": 0.5})
+        link.send_metrics(MetricsPoint("validation", 3, {"loss": 0.5}))
         await until(lambda: len(heard.messages) == 3, "the validation", 10)
         assert heard.messages == points(1, 2, 3)
 

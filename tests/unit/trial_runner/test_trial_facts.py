@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gangline.config.strategy_choice import CandidateRow, StrategyChoice
-from gangline.v1 import rank_pb2, runner_pb2
+from gangline.v1 import ingest_pb2, rank_pb2, runner_pb2
 from services.trial_runner import trial_facts
 from services.trial_runner.trial_facts import MAX_QUESTIONS, TrialFacts
 from tests.support.delivery import make_delivery
@@ -52,8 +52,8 @@ class World:
         self.facts.on_message(0, rank_pb2.RankMessage(trial_metadata=text))
 
     def validate(self, loss: float) -> None:
-        report = runner_pb2.ValidationReport(batches_completed=1, metrics={"loss": loss})
-        self.delivery.reporter.add(runner_pb2.TrialReport(validation=report))
+        point = ingest_pb2.MetricsPoint(group="validation", batches_completed=1, metrics={"loss": loss})
+        self.delivery.reporter.add(runner_pb2.TrialReport(metrics=point))
 
     async def close(self) -> list[runner_pb2.TrialReport]:
         await self.facts.close()
