@@ -8,7 +8,6 @@ same work at the same time store each block once. Everything here blocks.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,10 +16,11 @@ from typing import Any
 import sqlalchemy as sa
 import structlog
 
+from gangline.domain.history import StoredMetrics
 from services.gateway.history import table
 from services.gateway.history.attempt import extent_of
 from services.gateway.history.database import upsert, writing
-from services.gateway.history.metric_block import BLOCK_REPORTS, Block, Report, build_blocks, pack
+from services.gateway.history.metric_block import BLOCK_REPORTS, Block, build_blocks, pack
 from services.gateway.mirror import metrics
 
 # Tries to store a block after one transaction of the writer, so that a backlog holds up no trial runner.
@@ -72,7 +72,7 @@ def condense_next(engine: sa.Engine, trial_id: str, group: str) -> int:
     with writing(engine) as connection:
         # Another gateway may have stored the block, and the experiment may have been erased.
         is_next = find_cursor(connection, trial_id, group) == after_id
-        if is_next and connection.scalar(sa.select(table.metrics.c.id).where(table.metrics.c.id == reports[-1].row_id)):
+        if is_next and connection.scalar(sa.select(table.metrics.c.id).where(table.metrics.c.id == reports[-1].id)):
             _insert(connection, trial_id, group, reports, blocks)
     return BLOCK_REPORTS
 
@@ -86,25 +86,25 @@ def find_cursor(connection: sa.Connection, trial_id: str, group: str) -> int:
     return last_id or 0
 
 
-def read_reports(connection: sa.Connection, trial_id: str, group: str, after_id: int, limit: int) -> list[Report]:
-    """Returns the next reports of a trial's group after a row, oldest first."""
+def read_reports(
+    connection: sa.Connection, trial_id: str, group: str, after_id: int, limit: int
+) -> list[StoredMetrics]:
+    """Returns the next reports of a trial's group after a row, oldest first, without values that are no numbers."""
     rows = table.metrics
     selected = connection.execute(
-        sa.select(rows.c.id, rows.c.at, rows.c.batches_completed, rows.c.metrics_json, rows.c.attempt)
+        sa.select(*(column for column in rows.c if column is not rows.c.values_json))
         .where(rows.c.trial_id == trial_id, rows.c.metric_group == group, rows.c.id > after_id)
         .order_by(rows.c.id)
         .limit(limit)
     )
-    return [
-        Report(row_id, at, batches, json.loads(text), attempt or 0) for row_id, at, batches, text, attempt in selected
-    ]
+    return [StoredMetrics(row.id, row.trial_id, row.at, table.point_of(row), row.attempt or 0) for row in selected]
 
 
 def _insert(
-    connection: sa.Connection, trial_id: str, group: str, reports: Sequence[Report], blocks: dict[str, Block]
+    connection: sa.Connection, trial_id: str, group: str, reports: Sequence[StoredMetrics], blocks: dict[str, Block]
 ) -> None:
-    place: dict[str, Any] = {"trial_id": trial_id, "metric_group": group, "last_id": reports[-1].row_id}
-    extent = extent_of([(report.attempt, report.batches_completed) for report in reports])
+    place: dict[str, Any] = {"trial_id": trial_id, "metric_group": group, "last_id": reports[-1].id}
+    extent = extent_of([(report.attempt, report.point.batches_completed) for report in reports])
     if blocks:
         connection.execute(
             sa.insert(table.metric_blocks),
@@ -112,7 +112,7 @@ def _insert(
                 {
                     **place,
                     "metric": metric,
-                    "first_id": reports[0].row_id,
+                    "first_id": reports[0].id,
                     "summary": pack([block.summary]),
                     "spans": pack(block.spans),
                     **asdict(extent),

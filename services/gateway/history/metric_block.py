@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from gangline.domain.history import StoredMetrics
 
 # Reports of one trial and group in a block, and in each of its spans.
 BLOCK_REPORTS = 1024
@@ -50,17 +52,6 @@ EMPTY = Span(None, None, None, None, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """Holds a stored report of metrics."""
-
-    row_id: int
-    at: float
-    batches_completed: int
-    metrics: Mapping[str, float]
-    attempt: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Block:
     """Holds the summary of a metric in consecutive reports, and its spans without the empty ones."""
 
@@ -68,14 +59,14 @@ class Block:
     spans: tuple[Span, ...]
 
 
-def span_of(report: Report, metric: str) -> Span:
+def span_of(report: StoredMetrics, metric: str) -> Span:
     """Returns the span of a single report; an empty one where the report lacks the metric."""
-    value = report.metrics.get(metric)
+    value = report.point.metrics.get(metric)
     if value is None:
         return EMPTY
     if not math.isfinite(value):
         return Span(None, None, None, None, 1, 1)
-    sample = Sample(report.row_id, report.at, report.batches_completed, value)
+    sample = Sample(report.id, report.at, report.point.batches_completed, value)
     return Span(sample, sample, sample, sample, 1, 0)
 
 
@@ -97,7 +88,7 @@ def merge(spans: Iterable[Span]) -> Span:
     return Span(first, last, least, greatest, num_values, num_nonfinite)
 
 
-def spans_of(reports: Sequence[Report], metric: str, num_reports: int) -> list[Span]:
+def spans_of(reports: Sequence[StoredMetrics], metric: str, num_reports: int) -> list[Span]:
     """Returns one span for every `num_reports` reports, without the empty ones."""
     spans = (
         merge(span_of(report, metric) for report in reports[start : start + num_reports])
@@ -106,10 +97,10 @@ def spans_of(reports: Sequence[Report], metric: str, num_reports: int) -> list[S
     return [span for span in spans if span.num_values]
 
 
-def build_blocks(reports: Sequence[Report]) -> dict[str, Block]:
+def build_blocks(reports: Sequence[StoredMetrics]) -> dict[str, Block]:
     """Returns the block of each metric in these reports."""
     blocks: dict[str, Block] = {}
-    for metric in sorted({name for report in reports for name in report.metrics}):
+    for metric in sorted({name for report in reports for name in report.point.metrics}):
         spans = spans_of(reports, metric, SPAN_REPORTS)
         blocks[metric] = Block(merge(spans), tuple(spans))
     return blocks

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import sqlalchemy as sa
 
@@ -147,7 +146,7 @@ def _metrics_after(connection: sa.Connection, scope: Scope, after_id: int, limit
     # Rows are fetched in steps, because the values of a whole page may not fit into memory.
     for row in connection.execute(selected, execution_options={"yield_per": _FETCH_ROWS}):
         values_json = (row.values_json or "") if has_values else ""
-        rows.append(StoredMetrics(row.id, row.trial_id, row.at, _point(row, values_json), row.attempt or 0))
+        rows.append(StoredMetrics(row.id, row.trial_id, row.at, table.point_of(row, values_json), row.attempt or 0))
         num_bytes += len(values_json)
         if num_bytes >= MAX_PAGE_VALUE_BYTES:
             return MetricsPage(rows, is_last=False)
@@ -170,7 +169,7 @@ def _newest(connection: sa.Connection, trial_ids: Sequence[str]) -> dict[str, Ne
 def _newest_points(connection: sa.Connection, trial_ids: Sequence[str]) -> dict[tuple[str, str], MetricsPoint]:
     newest = table.newest_metrics
     rows = connection.execute(sa.select(newest).where(newest.c.trial_id.in_(trial_ids)))
-    return {(row.trial_id, row.metric_group): _point(row) for row in rows}
+    return {(row.trial_id, row.metric_group): table.point_of(row) for row in rows}
 
 
 def _newest_progress(connection: sa.Connection, trial_ids: Sequence[str]) -> dict[str, tuple[ProgressPoint, int]]:
@@ -184,7 +183,3 @@ def _newest_progress(connection: sa.Connection, trial_ids: Sequence[str]) -> dic
         )
         for row in rows
     }
-
-
-def _point(row: Any, values_json: str = "") -> MetricsPoint:
-    return MetricsPoint(row.metric_group, row.batches_completed, json.loads(row.metrics_json), values_json)

@@ -15,14 +15,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from gangline.domain.history import MetricSeries, SeriesPoint
+from gangline.domain.history import MetricSeries, SeriesPoint, StoredMetrics
 from services.gateway.history import table
 from services.gateway.history.attempt import Extent, Selection, read_selection
 from services.gateway.history.condense import find_cursor, read_reports
 from services.gateway.history.metric_block import (
     BLOCK_REPORTS,
     SPAN_REPORTS,
-    Report,
     Span,
     draw,
     merge,
@@ -73,8 +72,8 @@ def read_series(
     return MetricSeries(trial_id, group, metric, tuple(points), whole.num_values, whole.num_nonfinite)
 
 
-def _selected(reports: Sequence[Report], selection: Selection) -> list[Report]:
-    return [report for report in reports if selection.has(report.attempt, report.batches_completed)]
+def _selected(reports: Sequence[StoredMetrics], selection: Selection) -> list[StoredMetrics]:
+    return [report for report in reports if selection.has(report.attempt, report.point.batches_completed)]
 
 
 class _Blocks:
@@ -88,7 +87,7 @@ class _Blocks:
         self._metric = metric
         self._selection = selection
         # The reports of blocks of which not all are selected, by the first id.
-        self._read: dict[int, list[Report]] = {}
+        self._read: dict[int, list[StoredMetrics]] = {}
 
     def summaries(self) -> list[Span]:
         return self._spans_of(table.metric_blocks.c.summary, BLOCK_REPORTS)
@@ -96,7 +95,7 @@ class _Blocks:
     def spans(self) -> list[Span]:
         return self._spans_of(table.metric_blocks.c.spans, SPAN_REPORTS)
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[StoredMetrics]:
         """Returns the selected reports of the blocks that have the metric."""
         return [report for row, _ in self._rows(table.metric_blocks.c.first_id) for report in self._reports_of(row)]
 
@@ -110,7 +109,7 @@ class _Blocks:
                 spans += (span for row in rows for span in spans_of(self._reports_of(row), self._metric, num_reports))
         return spans
 
-    def _reports_of(self, row: sa.Row[Any]) -> list[Report]:
+    def _reports_of(self, row: sa.Row[Any]) -> list[StoredMetrics]:
         if row.first_id not in self._read:
             reports = read_reports(self._connection, self._trial_id, self._group, row.first_id - 1, BLOCK_REPORTS)
             self._read[row.first_id] = _selected(reports, self._selection)

@@ -6,7 +6,6 @@ neither is. It blocks; writer.py calls it from its thread.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,7 +65,7 @@ class _Rows:
             self.logs.append({**place, **_log_row(content)})
             self.count.logs += 1
         elif isinstance(content, MetricsPoint):
-            row = {**_metrics_row(content), "attempt": attempt}
+            row = {**table.metrics_row(content), "attempt": attempt}
             self.metrics.append({**place, **row, "values_json": table.storable(content.values_json) or None})
             group, batches = row["metric_group"], content.batches_completed
             _keep_newest(self.newest_by_key, (trial_id, group), {"trial_id": trial_id, **row})
@@ -134,16 +133,6 @@ def _log_row(line: LogLine) -> Row:
         "stream": table.storable(line.stream),
         "text": table.storable(line.text),
         "level": None if line.level is None else table.LEVEL_NUMBERS[line.level],
-    }
-
-
-def _metrics_row(point: MetricsPoint) -> Row:
-    return {
-        "metric_group": table.storable(point.group),
-        "batches_completed": point.batches_completed,
-        "metrics_json": json.dumps(
-            {table.storable(name): value for name, value in point.metrics.items()}, sort_keys=True
-        ),
     }
 
 

@@ -1,12 +1,17 @@
 """The tables of the history, in types that SQLite and PostgreSQL both have. A change needs a migration in `migration/`.
 
-Texts from other programs have no length limit: with one, a single row would make PostgreSQL refuse a whole batch.
+Owns the form in which a report of metrics is in a row. Texts from other programs have no length limit: with one, a
+single row would make PostgreSQL refuse a whole batch.
 """
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import sqlalchemy as sa
 
+from gangline.domain.history import MetricsPoint
 from gangline.domain.state import LogLevel
 
 metadata = sa.MetaData()
@@ -144,3 +149,17 @@ allocation_usage = sa.Table(
 def storable(text: str) -> str:
     """Returns the text as it is stored: PostgreSQL allows no NUL in a text."""
     return text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+
+
+def metrics_row(point: MetricsPoint) -> dict[str, Any]:
+    """Returns the columns of a report that `metrics` and `newest_metrics` have."""
+    return {
+        "metric_group": storable(point.group),
+        "batches_completed": point.batches_completed,
+        "metrics_json": json.dumps({storable(name): value for name, value in point.metrics.items()}, sort_keys=True),
+    }
+
+
+def point_of(row: Any, values_json: str = "") -> MetricsPoint:
+    """Returns the report in a row with these columns. values_json: of `metrics`, where the caller has read it."""
+    return MetricsPoint(row.metric_group, row.batches_completed, json.loads(row.metrics_json), values_json)

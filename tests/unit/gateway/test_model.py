@@ -121,3 +121,15 @@ def test_no_two_fields_of_an_answer_show_the_same_attribute() -> None:
     }
     assert len(sources) > 40
     assert {name for name, used in sources.items() if len(used) > len(set(used))} == set()
+
+
+def test_a_record_that_waits_in_the_spool_of_an_earlier_version_is_read() -> None:
+    stored = (
+        "080711000000000000f83f222e0a0a76616c69646174696f6e100a1a0f0a046c6f737311000000000000e03f220d"
+        "7b226e6f7465223a202278227d"
+    )
+    message = ingest_pb2.IngestRecord.FromString(bytes.fromhex(stored))
+    point = MetricsPoint("validation", 10, {"loss": 0.5}, '{"note": "x"}')
+    assert mapping.records_from_proto([message]) == (IngestRecord(7, 1.5, point),)
+    # What a later version spools, an earlier one reads.
+    assert message.SerializeToString(deterministic=True).hex() == stored
