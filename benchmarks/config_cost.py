@@ -36,7 +36,7 @@ from services.scheduler.placement.request.snapshot import PoolConfig
 from services.scheduler.searcher.draw import warm_up
 from services.scheduler.state.records import SchedulerState
 from services.scheduler.state.rules import Rules
-from services.scheduler.transition.submit_check import Submission, admit, submit
+from services.scheduler.transition.submit_check import AdmittedSubmission, admit, submit_experiment
 
 LIMIT_MS = 50.0
 BASE: dict[str, Any] = {
@@ -103,7 +103,7 @@ def _gateway(text: str) -> tuple[float, str]:
 def _leader(text: str) -> float:
     """Admits the submit and makes its records. What a gateway refuses does not reach the leader, but is measured."""
     submitted = {"request_id": "r", "owner": "alice", "config_json": text, "code_sha256": "0" * 64}
-    outcome: list[Submission] = []
+    outcome: list[AdmittedSubmission] = []
 
     def run() -> None:
         outcome.append(admit(submitted, POOLS, (), random.Random(1))[0])
@@ -111,7 +111,7 @@ def _leader(text: str) -> float:
     stall = _on_loop(run) if is_small(text) else _in_thread(run)
     if not outcome:
         return stall
-    return max(stall, _on_loop(submit, SchedulerState(), outcome[0], Rules(), 0.0))
+    return max(stall, _on_loop(submit_experiment, SchedulerState(), outcome[0], Rules(), 0.0))
 
 
 def _on_loop(work: Callable[..., object], *arguments: object) -> float:

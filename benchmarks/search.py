@@ -28,6 +28,7 @@ from gangline.client import Client
 from gangline.client.transfer.packing import pack_code
 from gangline.domain.allocation import Allocation, ExitReport, Request
 from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.history import MetricsPoint
 from gangline.domain.id import allocation_id
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.search import Search
@@ -46,7 +47,7 @@ from services.scheduler.transition.end import continue_change
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.place import place
 from services.scheduler.transition.report import validated
-from services.scheduler.transition.submit_check import Submission, submit
+from services.scheduler.transition.submit_check import AdmittedSubmission, submit_experiment
 
 DIGITS = Path(__file__).parent.parent / "examples" / "digits"
 SEARCHERS = ("random", "adaptive_asha")
@@ -161,7 +162,11 @@ class SimulatedSearch:
         section = facts_of(config).searcher
         self._lengths = sorted({rung.length for bracket in section.brackets for rung in bracket.rungs})
         self._apply(registered(self.state, Agent("a1", slots=tuple(Slot(f"a1/{n}") for n in range(64))), RULES, 1.0))
-        self._apply(submit(self.state, Submission("r", "ann", facts_of(config), config, "0", seed), RULES, 1.0))
+        self._apply(
+            submit_experiment(
+                self.state, AdmittedSubmission("r", "ann", facts_of(config), config, "0", seed), RULES, 1.0
+            )
+        )
 
     def run(self) -> None:
         """Runs until the experiment has ended."""
@@ -177,8 +182,8 @@ class SimulatedSearch:
         done = trial.validated_batches or 0
         batches = next((length for length in self._lengths if length > done), None)
         if batches is not None:
-            text = json.dumps({"loss": self._rng.random() / batches})
-            self._apply(validated(self.state, trial.id, batches, text, rules=RULES, now=self._now))
+            point = MetricsPoint("validation", batches, {"loss": self._rng.random() / batches})
+            self._apply(validated(self.state, trial.id, point, rules=RULES, now=self._now))
         live = self.state.find(Allocation, allocation_id(trial.id, trial.attempts))
         if live is not None and live.state is State.STOPPING:
             report = ExitReport("a1", ExitKind.PREEMPTED, "stopped", ended_at=self._now)

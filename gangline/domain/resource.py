@@ -134,12 +134,3 @@ def count_deleted(counter: Counter | None, num_existing: int) -> int:
     """Returns how many experiments there were and are no more. counter: of their ids, which begin with 1 and are never
     reused; None before the first one."""
     return counter.next_value - 1 - num_existing if counter is not None else 0
-
-
-@dataclass(frozen=True, slots=True)
-class User:
-    name: str
-    token_sha256: str
-    is_admin: bool = False
-    created_at: float = 0.0
-    login_sha256: str = ""

@@ -14,8 +14,7 @@ import structlog
 
 import gangline
 from gangline.domain.allocation import Allocation
-from gangline.domain.resource import Agent as AgentRecord
-from gangline.domain.resource import NetworkInterface, UndeliveredRecords
+from gangline.domain.resource import Agent, NetworkInterface, UndeliveredRecords
 from gangline.domain.state import ExitKind
 from gangline.errors import GanglineError
 from gangline.protocol import wire
@@ -41,7 +40,7 @@ class Identity:
     exposure: str = ""
 
 
-class Agent:
+class LocalAgent:
     """Implements leader_stream.Peer. program.py replaces slots and problem when their health changes, and
     machine_report.py replaces interfaces.
 
@@ -60,7 +59,7 @@ class Agent:
         self._journal = journal
 
     def hello(self) -> agent_pb2.AgentHello:
-        record = AgentRecord(
+        record = Agent(
             id=self.identity.id,
             pool=self.identity.pool,
             slots=self.slots.slots,

@@ -13,7 +13,7 @@ from dataclasses import replace
 import structlog
 
 from gangline.domain.resource import NetworkInterface
-from services.agent.agent import Agent
+from services.agent.agent import LocalAgent
 from services.agent.connection.leader_answers import LeaderAnswers
 from services.agent.connection.leader_stream import LeaderStream
 from services.agent.machine import host, metrics
@@ -28,7 +28,7 @@ LEAST_SECONDS = 1.0
 MOST_KNOWN = 64
 
 
-async def watch_machine(agent: Agent, link: LeaderStream, period_seconds: float) -> None:
+async def watch_machine(agent: LocalAgent, link: LeaderStream, period_seconds: float) -> None:
     """Watches until it is cancelled."""
     events = LinkEvents()
     had: dict[str, NetworkInterface] = {}
@@ -74,7 +74,7 @@ def _names(interfaces: Sequence[NetworkInterface]) -> list[str]:
     return [own.name for own in interfaces]
 
 
-def observe(agent: Agent, answers: LeaderAnswers) -> None:
+def observe(agent: LocalAgent, answers: LeaderAnswers) -> None:
     """Makes the gauges read the agent's state at each scrape."""
     for state in ("free", "used", "unhealthy"):
         metrics.slots.labels(state=state).set_function(_counter(agent, state))
@@ -83,7 +83,7 @@ def observe(agent: Agent, answers: LeaderAnswers) -> None:
     metrics.heartbeat_age.set_function(lambda: time.monotonic() - (answers.heartbeat_at or time.monotonic()))
 
 
-def _counter(agent: Agent, state: str) -> Callable[[], float]:
+def _counter(agent: LocalAgent, state: str) -> Callable[[], float]:
     def count() -> float:
         used = {slot_id for record in agent.roster.records if record.is_live for slot_id in record.slot_ids}
         unhealthy = {each.id for each in agent.slots.slots if not each.is_healthy} - used

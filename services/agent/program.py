@@ -20,7 +20,7 @@ from gangline.domain.state import ExitKind
 from gangline.errors import invalid
 from gangline.protocol import wire
 from gangline.v1 import agent_pb2
-from services.agent.agent import Agent, Identity
+from services.agent.agent import Identity, LocalAgent
 from services.agent.allocations.journal import Journal, open_journal
 from services.agent.allocations.launcher import Launcher, RunnerProgram
 from services.agent.allocations.roster import Roster
@@ -92,7 +92,7 @@ class _Running:
         identity = Identity(settings.id, settings.pool, settings.labels, self._metrics_address, exposure)
         policy = Policy(settings.health_confirmations, settings.health_good_checks, settings.health_window_seconds)
         self._monitor = SlotMonitor(slots, policy, settings.health_seconds, settings.state_dir, self._on_slots)
-        self._agent = Agent(identity, self._monitor.slots, journal, roster)
+        self._agent = LocalAgent(identity, self._monitor.slots, journal, roster)
         code = CodeCache(StateFolder(settings.state_dir).code_archives)
         code_limits = CodeLimits(int(settings.code_cache_mb * MB), settings.code_cache_days * DAY_SECONDS)
         self._disk = DiskMonitor(

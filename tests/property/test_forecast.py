@@ -11,7 +11,7 @@ from services.scheduler.placement.capacity.outlook import LEAST_LEFT_SECONDS, LE
 from services.scheduler.simulator.engine import EngineContext, play
 from services.scheduler.simulator.played import Run
 from services.scheduler.simulator.strategy import choose_strategies
-from services.scheduler.simulator.submission import Submission
+from services.scheduler.simulator.submission import TraceSubmission
 from tests.support.examples import examples
 
 # The forecast counts in steps that grow by a tenth.
@@ -22,8 +22,8 @@ SECONDS = st.integers(20, 5000).map(float)
 ONCE = EngineContext("exact", stop_seconds=LEAST_LEFT_SECONDS, restart_seconds=0.0, ask_at_ages=(0.0,))
 
 
-def _submission(number: int, slots: int, seconds: float, at: float = 0.0, priority: int = 42) -> Submission:
-    return Submission(f"t{number}", at, slots, seconds, seconds, priority)
+def _submission(number: int, slots: int, seconds: float, at: float = 0.0, priority: int = 42) -> TraceSubmission:
+    return TraceSubmission(f"t{number}", at, slots, seconds, seconds, priority)
 
 
 def _etas(runs: tuple[Run, ...]) -> list[tuple[float, float, float]]:

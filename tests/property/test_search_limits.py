@@ -22,7 +22,7 @@ from services.scheduler.placement import PoolConfig, plan
 from services.scheduler.state.facts import facts_of
 from services.scheduler.transition.end import activate_experiment, kill_experiment, kill_trial, pause_experiment
 from services.scheduler.transition.exit import unended_agents
-from services.scheduler.transition.submit_check import admit, submit
+from services.scheduler.transition.submit_check import admit, submit_experiment
 from tests.support.examples import examples
 from tests.support.scheduler_model import RULES, FirstOf, Leader, Model
 
@@ -94,7 +94,7 @@ class SearchLimitsMachine(RuleBasedStateMachine):
         number = len(self.most_slots) + 1
         fields = {"request_id": f"s{number}", "owner": "ann", "config_json": search.config, "code_sha256": "0"}
         submission, _ = admit(fields, self.model.pools, (), FirstOf())
-        self.model.leader.commit(lambda records: submit(records, submission, RULES, self.model.now))
+        self.model.leader.commit(lambda records: submit_experiment(records, submission, RULES, self.model.now))
         self.most_slots[number] = self.cap(number)
 
     @rule(

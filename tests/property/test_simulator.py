@@ -19,7 +19,7 @@ from services.scheduler.simulator.figure import figures_of
 from services.scheduler.simulator.load import LOADS, draw_load
 from services.scheduler.simulator.played import Played
 from services.scheduler.simulator.strategy import STRATEGIES, Strategy, choose_strategies
-from services.scheduler.simulator.submission import ESTIMATES, Estimates, Submission
+from services.scheduler.simulator.submission import ESTIMATES, Estimates, TraceSubmission
 from services.scheduler.simulator.trace_file import dump_trace, parse_trace
 from tests.support.examples import examples
 
@@ -34,12 +34,12 @@ SETTINGS = st.builds(
 
 
 @st.composite
-def traces(draw: st.DrawFn, priorities: tuple[int, ...] = (10, 42, 60)) -> list[Submission]:
+def traces(draw: st.DrawFn, priorities: tuple[int, ...] = (10, 42, 60)) -> list[TraceSubmission]:
     submissions = []
     for number in range(draw(st.integers(1, 14))):
         seconds = float(draw(st.sampled_from([1, 20, 61, 100, 400])))
         submissions.append(
-            Submission(
+            TraceSubmission(
                 id=f"t{number}",
                 submitted_at=float(draw(st.integers(0, 200))),
                 slots=draw(st.integers(1, 8)),
@@ -55,15 +55,15 @@ def traces(draw: st.DrawFn, priorities: tuple[int, ...] = (10, 42, 60)) -> list[
 
 
 @st.composite
-def contended_traces(draw: st.DrawFn) -> list[Submission]:
+def contended_traces(draw: st.DrawFn) -> list[TraceSubmission]:
     """Work of drawn lengths, then a wide request, then narrow ones that may pass it."""
     stages = ((0.0, 2, 6, (1, 3)), (1.0, 1, 1, (2, 8)), (2.0, 1, 4, (1, 2)))
-    submissions: list[Submission] = []
+    submissions: list[TraceSubmission] = []
     for at, fewest, most, (narrow, wide) in stages:
         for _ in range(draw(st.integers(fewest, most))):
             seconds = float(draw(st.integers(5, 300)))
             submissions.append(
-                Submission(
+                TraceSubmission(
                     id=f"t{len(submissions)}",
                     submitted_at=at,
                     slots=draw(st.integers(narrow, wide)),
@@ -74,7 +74,7 @@ def contended_traces(draw: st.DrawFn) -> list[Submission]:
     return submissions
 
 
-def _assert_sound(played: Played, sizes: list[int], trace: list[Submission]) -> None:
+def _assert_sound(played: Played, sizes: list[int], trace: list[TraceSubmission]) -> None:
     assert sorted(
         [*(run.submission.id for run in played.runs), *(submission.id for submission in played.refused)]
     ) == sorted(submission.id for submission in trace)
@@ -102,7 +102,7 @@ def _assert_sound(played: Played, sizes: list[int], trace: list[Submission]) -> 
 @settings(deadline=None, max_examples=examples(150))
 @given(trace=traces(), sizes=SIZES, strategy=st.sampled_from(STRATEGIES), context=SETTINGS)
 def test_no_slot_twice_and_every_request_ends(
-    trace: list[Submission], sizes: list[int], strategy: Strategy, context: EngineContext
+    trace: list[TraceSubmission], sizes: list[int], strategy: Strategy, context: EngineContext
 ) -> None:
     played = play(trace, sizes, strategy, context)
     _assert_sound(played, sizes, trace)
@@ -114,7 +114,7 @@ def test_no_slot_twice_and_every_request_ends(
 @settings(deadline=None, max_examples=examples(200))
 @given(trace=traces(priorities=(42,)), sizes=SIZES)
 def test_with_known_run_times_no_head_starts_later_than_first_promised(
-    trace: list[Submission], sizes: list[int]
+    trace: list[TraceSubmission], sizes: list[int]
 ) -> None:
     played = play(trace, sizes, STRATEGIES[0], EngineContext("exact"))
     for head in played.heads:
@@ -125,7 +125,7 @@ def test_with_known_run_times_no_head_starts_later_than_first_promised(
 @settings(deadline=None, max_examples=examples(200))
 @given(trace=traces(priorities=(42,)), sizes=SIZES, context=SETTINGS)
 def test_on_call_a_request_is_stopped_once_at_most_for_each_that_comes_before_it(
-    trace: list[Submission], sizes: list[int], context: EngineContext
+    trace: list[TraceSubmission], sizes: list[int], context: EngineContext
 ) -> None:
     """So every request makes progress: at some time it is first, and then no other of its priority preempts it."""
     (strategy,) = choose_strategies(["priority, preemption"])
@@ -138,7 +138,7 @@ def test_on_call_a_request_is_stopped_once_at_most_for_each_that_comes_before_it
 @settings(deadline=None, max_examples=examples(300))
 @given(trace=traces(priorities=(42,)) | contended_traces(), sizes=SIZES, context=SETTINGS)
 def test_backfill_never_delays_the_first_head_whatever_is_known_of_run_times(
-    trace: list[Submission], sizes: list[int], context: EngineContext
+    trace: list[TraceSubmission], sizes: list[int], context: EngineContext
 ) -> None:
     """Run times are drawn, and so is the order of ends. Up to the head's turn nothing differs from a pool without
     backfill.
@@ -155,7 +155,7 @@ def test_backfill_never_delays_the_first_head_whatever_is_known_of_run_times(
 @settings(deadline=None, max_examples=examples(200))
 @given(trace=traces(priorities=(42,)), sizes=SIZES, context=SETTINGS)
 def test_on_call_work_costs_the_first_head_no_more_than_the_time_to_stop(
-    trace: list[Submission], sizes: list[int], context: EngineContext
+    trace: list[TraceSubmission], sizes: list[int], context: EngineContext
 ) -> None:
     """For any knowledge of run times: up to its turn nothing differs from a pool in which no request passes it."""
     trace = [replace(submission, is_preemptible=True) for submission in trace]
@@ -179,7 +179,7 @@ def test_on_call_work_costs_the_first_head_no_more_than_the_time_to_stop(
     strategy=st.sampled_from(STRATEGIES[:4]),
 )
 def test_backfill_moves_no_head(
-    trace: list[Submission], sizes: list[int], estimates: Estimates, strategy: Strategy
+    trace: list[TraceSubmission], sizes: list[int], estimates: Estimates, strategy: Strategy
 ) -> None:
     played = play(trace, sizes, strategy, EngineContext(estimates))
     assert [head for head in played.heads if head.moved_seconds > 0] == []

@@ -34,7 +34,7 @@ from services.scheduler.transition.place import came_up, place
 from services.scheduler.transition.queue_move import move_experiment, update_resources
 from services.scheduler.transition.size import grow
 from services.scheduler.transition.stop import StopOrder, stop
-from services.scheduler.transition.submit_check import admit, submit
+from services.scheduler.transition.submit_check import admit, submit_experiment
 
 POOLS = (PoolConfig("default"),)
 RULES = Rules(accept_seconds=10, rendezvous_seconds=20, start_seconds=30, force_seconds=10)
@@ -160,7 +160,7 @@ class Model:
         }
         fields = {"request_id": request_id, "owner": "ann", "config_json": json.dumps(config), "code_sha256": "0"}
         submission, _ = admit(fields, self.pools, (), FirstOf())
-        self.leader.commit(lambda records: submit(records, submission, RULES, self.now))
+        self.leader.commit(lambda records: submit_experiment(records, submission, RULES, self.now))
         experiment = self.state.experiment_of_request(request_id)
         assert experiment is not None
         assert self.acknowledged.setdefault(request_id, experiment.id) == experiment.id

@@ -27,7 +27,7 @@ from services.scheduler.transition.end import continue_change
 from services.scheduler.transition.exit import member_exited
 from services.scheduler.transition.place import came_up, place
 from services.scheduler.transition.search import Suggestions
-from services.scheduler.transition.submit_check import Submission, submit
+from services.scheduler.transition.submit_check import AdmittedSubmission, submit_experiment
 
 RULES = Rules()
 LEARNING_RATE = {"type": "log", "minval": -4, "maxval": -1}
@@ -55,8 +55,8 @@ class SearchWorld:
         agents = (Agent("a1", slots=tuple(Slot(f"a1/{number}") for number in range(64))),)
         for agent in agents:
             self.apply(registered(self.records, agent, RULES, self.now))
-        submission = Submission("r", "ann", facts_of(config), config, "0", seed)
-        self.apply(submit(self.records, submission, RULES, self.now))
+        submission = AdmittedSubmission("r", "ann", facts_of(config), config, "0", seed)
+        self.apply(submit_experiment(self.records, submission, RULES, self.now))
 
     def apply(self, change: StateChange) -> StateChange:
         assert change.num_operations <= MAX_OPERATIONS, "etcd takes no more in one transaction"

@@ -26,7 +26,7 @@ from gangline.pytorch.training.evaluation import Evaluation
 from gangline.pytorch.training.fusion_opening import Fusion, Untuned, open_fusion
 from gangline.pytorch.training.metric_report import TrainingReports
 from gangline.pytorch.training.part_state import PartState
-from gangline.pytorch.training.schedule import BestValidation, Pace, Schedule
+from gangline.pytorch.training.schedule import BestMetric, Pace, Schedule
 from gangline.pytorch.trial.callback import PyTorchCallback, call_all, start_epoch
 from gangline.pytorch.trial.calling import train_call
 from gangline.pytorch.trial.context import PyTorchTrialContext
@@ -70,7 +70,7 @@ class TrainingLoop:
         self._trace = context.trace
         self._is_profiled = context.profile_setting.is_enabled
         self._aggregation_frequency = context.setting.optimizations.aggregation_frequency
-        self._best = BestValidation(context.setting.metric, context.setting.smaller_is_better)
+        self._best = BestMetric(context.setting.metric, context.setting.smaller_is_better)
         self._has_warned_of_metric = False
         self._keeper = Keeper(context, callbacks)
         self._reports = TrainingReports(

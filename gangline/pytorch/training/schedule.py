@@ -94,7 +94,7 @@ class Schedule:
 
 
 @dataclass(slots=True)
-class BestValidation:
+class BestMetric:
     """Keeps the best value of the deciding metric."""
 
     metric: str | None  # None if no metric decides; every validation then counts as best

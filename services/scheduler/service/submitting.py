@@ -29,7 +29,7 @@ from services.scheduler.leader.continuation import warm_up_if_drawn
 from services.scheduler.leader.term import Term
 from services.scheduler.state.records import Records
 from services.scheduler.transition.account.user_change import check_active
-from services.scheduler.transition.submit_check import admit, check_repeated, submit
+from services.scheduler.transition.submit_check import admit, check_repeated, submit_experiment
 
 _log = structlog.get_logger(__name__)
 
@@ -63,7 +63,7 @@ async def submit_one(
         submission = replace(submission, num_deleted=request.num_deleted_experiments)
     submission = replace(submission, is_paused=request.paused, forked_from=request.forked_from)
     rules, now = term.context.rules, time.time()
-    await term.store.commit_asked(lambda records: submit(records, submission, rules, now))
+    await term.store.commit_asked(lambda records: submit_experiment(records, submission, rules, now))
     experiment = term.state.experiment_of_request(request.request_id)
     assert experiment is not None, "a submit that was committed can be found"
     own = (submission.owner, submission.code_sha256, submission.config_json)

@@ -28,7 +28,7 @@ from services.scheduler.simulator.plan_report import describe_plan, describe_sec
 from services.scheduler.simulator.played import Played
 from services.scheduler.simulator.plot import check_plot, draw_plot
 from services.scheduler.simulator.strategy import STRATEGIES, Strategy, choose_strategies
-from services.scheduler.simulator.submission import ESTIMATES, Submission
+from services.scheduler.simulator.submission import ESTIMATES, TraceSubmission
 from services.scheduler.simulator.trace_file import dump_trace, parse_trace
 
 PROGRAM = "gangline simulate"
@@ -107,7 +107,7 @@ def _decide(name: str, is_json: bool) -> None:
     print(json.dumps(dump_plan(decided), indent=2) if is_json else to_printable(describe_plan(simulation, decided)))
 
 
-def _draw(options: argparse.Namespace, slots: int) -> list[Submission]:
+def _draw(options: argparse.Namespace, slots: int) -> list[TraceSubmission]:
     for name in ("days", "intensity"):
         if not 0 < getattr(options, name) < 1e6:
             raise invalid("simulation.argument", f"--{name}: must be more than 0, not {getattr(options, name):g}")
@@ -124,7 +124,7 @@ def _draw(options: argparse.Namespace, slots: int) -> list[Submission]:
     return submissions
 
 
-def _play(options: argparse.Namespace, sizes: list[int], submissions: list[Submission]) -> None:
+def _play(options: argparse.Namespace, sizes: list[int], submissions: list[TraceSubmission]) -> None:
     strategies = choose_strategies(options.strategies.split(";")) if options.strategies else list(STRATEGIES)
     if options.plot:
         check_plot(options.plot)

@@ -23,7 +23,7 @@ from services.scheduler.simulator.played import Answer, Moment, Played, Run, Spe
 from services.scheduler.simulator.strategy import POOL, Strategy
 from services.scheduler.simulator.submission import (
     Estimates,
-    Submission,
+    TraceSubmission,
     estimated_end_at,
     estimated_run_seconds,
     known_after,
@@ -50,7 +50,7 @@ class EngineContext:
 class _Job:
     """Tracks one submission."""
 
-    submission: Submission
+    submission: TraceSubmission
     done_seconds: float = 0.0
     restart_seconds: float = 0.0
     first_started_at: float = -1.0
@@ -60,7 +60,7 @@ class _Job:
 
 
 def play(
-    submissions: Iterable[Submission],
+    submissions: Iterable[TraceSubmission],
     sizes_of_agents: Sequence[int],
     strategy: Strategy,
     context: EngineContext | None = None,
@@ -71,13 +71,13 @@ def play(
 
 class _Engine:
     def __init__(
-        self, submissions: Iterable[Submission], sizes: Sequence[int], strategy: Strategy, context: EngineContext
+        self, submissions: Iterable[TraceSubmission], sizes: Sequence[int], strategy: Strategy, context: EngineContext
     ) -> None:
         self._strategy, self._context = strategy, context
         self._num_slots = sum(sizes)
         self._agents = {f"a{n}": AgentRoom(f"a{n}", POOL, size) for n, size in enumerate(sizes, 1)}
         self._jobs: dict[str, _Job] = {}
-        self._refused: list[Submission] = []
+        self._refused: list[TraceSubmission] = []
         self._pending: dict[str, PendingRequest] = {}
         self._running: dict[str, Running] = {}
         self._events: list[_Event] = []
@@ -113,7 +113,7 @@ class _Engine:
             self._num_plans,
         )
 
-    def _admit(self, submissions: Iterable[Submission], sizes: Sequence[int]) -> None:
+    def _admit(self, submissions: Iterable[TraceSubmission], sizes: Sequence[int]) -> None:
         is_heterogeneous = self._strategy.config.allow_heterogeneous_fits
         for submission in submissions:
             if can_hold(submission.slots, sizes, submission.is_single_agent, is_heterogeneous):

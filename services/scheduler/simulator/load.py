@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gangline.errors import invalid
 from services.scheduler.placement.request.snapshot import DEFAULT_PRIORITY
-from services.scheduler.simulator.submission import OUTCOMES, Submission
+from services.scheduler.simulator.submission import OUTCOMES, TraceSubmission
 
 DAY_SECONDS = 86_400.0
 NUM_GROUPS = 16
@@ -67,7 +67,7 @@ def draw_load(
     *,
     intensity: float = 1.0,
     priorities: Mapping[int, float] | None = None,
-) -> list[Submission]:
+) -> list[TraceSubmission]:
     """Draws submissions in the order of submission, from second 0 on, which is midnight. slots: of the whole cluster.
     intensity: factor on the number of arrivals. priorities: with their weights; without them all have the default.
 
@@ -83,7 +83,7 @@ def draw_load(
         outcome = OUTCOMES[_pick(dice, dict(enumerate(load.outcomes)))]
         done = 1.0 if outcome == "completed" else LEAST_RATIO_DONE + (1 - LEAST_RATIO_DONE) * dice.random()
         submissions.append(
-            Submission(
+            TraceSubmission(
                 id=f"t{number}",
                 submitted_at=round(at, 3),
                 slots=_pick(dice, sizes),

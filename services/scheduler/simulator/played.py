@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from services.scheduler.simulator.submission import Submission
+from services.scheduler.simulator.submission import TraceSubmission
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Answer:
 class Run:
     """Records the course of one submission."""
 
-    submission: Submission
+    submission: TraceSubmission
     started_at: float
     ended_at: float
     num_preemptions: int
@@ -74,7 +74,7 @@ class Played:
 
     num_slots: int  # slots of the cluster
     runs: tuple[Run, ...]  # in the order of submission
-    refused: tuple[Submission, ...]  # submissions that this cluster can never hold
+    refused: tuple[TraceSubmission, ...]  # submissions that this cluster can never hold
     spells: tuple[Spell, ...]
     moments: tuple[Moment, ...]
     heads: tuple[Head, ...]

@@ -11,7 +11,7 @@ OUTCOMES = ("completed", "cancelled", "failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class TraceSubmission:
     """Describes one submission."""
 
     id: str
@@ -39,7 +39,9 @@ def known_after(estimates: Estimates) -> float | None:
     return {"exact": 0.0, "none": None, "progress": REPORT_SECONDS}[estimates]
 
 
-def estimated_run_seconds(submission: Submission, estimates: Estimates, done_seconds: float, restart: float) -> float:
+def estimated_run_seconds(
+    submission: TraceSubmission, estimates: Estimates, done_seconds: float, restart: float
+) -> float:
     """Estimates the run time of a waiting request; 0 when unknown. done_seconds: time that it has run already. restart:
     the cost of beginning again."""
     if estimates == "exact":
@@ -49,7 +51,7 @@ def estimated_run_seconds(submission: Submission, estimates: Estimates, done_sec
     return 0.0
 
 
-def estimated_end_at(submission: Submission, estimates: Estimates, at: float, done_seconds: float) -> float:
+def estimated_end_at(submission: TraceSubmission, estimates: Estimates, at: float, done_seconds: float) -> float:
     """Estimates the end of a run; 0 when unknown. at: when it had run for done_seconds."""
     if estimates == "none":
         return 0.0

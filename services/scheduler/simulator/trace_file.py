@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from gangline.errors import GanglineError, invalid
 from services.scheduler.placement.request.snapshot import DEFAULT_PRIORITY
-from services.scheduler.simulator.submission import OUTCOMES, Submission
+from services.scheduler.simulator.submission import OUTCOMES, TraceSubmission
 
 NEEDED = ("submitted_at", "slots", "duration_seconds")
 OPTIONAL = ("priority", "group", "id", "planned_seconds", "preemptible", "single_agent", "outcome")
@@ -22,12 +22,12 @@ N = TypeVar("N", int, float)
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def parse_trace(text: str) -> list[Submission]:
+def parse_trace(text: str) -> list[TraceSubmission]:
     """Returns the submissions in the order of submission. An empty field means the column's default. Raises
     GanglineError `trace.syntax` or `trace.invalid`."""
     reader = csv.reader(io.StringIO(text), strict=True)
     columns: list[str] = []
-    submissions: list[Submission] = []
+    submissions: list[TraceSubmission] = []
     line_by_id: dict[str, int] = {}
     try:
         for fields in reader:
@@ -51,7 +51,7 @@ def parse_trace(text: str) -> list[Submission]:
     return sorted(submissions, key=lambda submission: submission.submitted_at)
 
 
-def dump_trace(submissions: Iterable[Submission]) -> str:
+def dump_trace(submissions: Iterable[TraceSubmission]) -> str:
     """Returns the trace as CSV; reading it back gives the same submissions."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -143,11 +143,11 @@ def _header(fields: Sequence[str], line: int) -> list[str]:
     return columns
 
 
-def _submission(row: _Row, default_id: str) -> Submission:
+def _submission(row: _Row, default_id: str) -> TraceSubmission:
     """Reads a submission. Without a group it forms a group by itself."""
     submission_id = row.text("id", default_id)
     duration = row.seconds("duration_seconds", None, is_above=True)
-    return Submission(
+    return TraceSubmission(
         id=submission_id,
         submitted_at=row.seconds("submitted_at", None),
         slots=row.integer("slots", None, 1),

@@ -35,7 +35,7 @@ from services.scheduler.transition.search import begin_search
 
 def admit(
     submitted: Mapping[str, str], pools: Sequence[PoolConfig], agents: Iterable[Agent], rng: Random
-) -> tuple[Submission, list[str]]:
+) -> tuple[AdmittedSubmission, list[str]]:
     """Returns the submission to write, and warnings.
 
     submitted: request_id, owner, config_json, code_sha256 and template, as the caller sent them. rng: chooses a
@@ -47,7 +47,7 @@ def admit(
     config_json = config.model_dump_json()
     facts = facts_of_parsed(config_json, config)
     warnings = check_place(facts, pools, agents)
-    submission = Submission(
+    submission = AdmittedSubmission(
         request_id=submitted["request_id"],
         owner=submitted["owner"],
         facts=facts,
@@ -166,7 +166,7 @@ def _check_fit(facts: Facts, pool: PoolConfig, agents: Sequence[Agent]) -> list[
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class AdmittedSubmission:
     """Describes a validated request for an experiment."""
 
     request_id: str
@@ -185,7 +185,7 @@ class Submission:
     forked_from: int = 0  # id of the experiment from which it was forked; 0 for none
 
 
-def submit(records: Records, submission: Submission, rules: Rules, now: float) -> StateChange:
+def submit_experiment(records: Records, submission: AdmittedSubmission, rules: Rules, now: float) -> StateChange:
     """Creates the experiment, unless this request id made one before; find that by `experiment_of_request`.
 
     Raises GanglineError `code.deleting`, `workspace.not_found`, `project.not_found`, `project.incomplete`,

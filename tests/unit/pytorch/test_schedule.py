@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.pytorch.training.schedule import BestValidation, Pace, Rungs, Schedule
+from gangline.pytorch.training.schedule import BestMetric, Pace, Rungs, Schedule
 from gangline.pytorch.trial.unit import Batch, Epoch, Position, Record, TrainUnit
 
 
@@ -58,13 +58,13 @@ def test_checkpoint_policy(policy: str, is_best: bool, wanted: bool) -> None:
 
 @pytest.mark.parametrize(("smaller_is_better", "best_at"), [(True, [0, 1, 4]), (False, [0, 2])])
 def test_best_validation(smaller_is_better: bool, best_at: list[int]) -> None:
-    best = BestValidation("error", smaller_is_better)
+    best = BestMetric("error", smaller_is_better)
     values = [2.0, 1.0, 3.0, 1.0, 0.5]
     assert [at for at, value in enumerate(values) if best.beats({"error": value})] == best_at
 
 
 def test_without_a_metric_every_validation_is_best() -> None:
-    best = BestValidation(None)
+    best = BestMetric(None)
     assert best.beats({"error": 1.0})
     assert best.beats({"error": 2.0})
 

@@ -14,7 +14,7 @@ from services.scheduler.state.records import SchedulerState, StateChange
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.end import continue_change
 from services.scheduler.transition.search import MAX_CREATED
-from services.scheduler.transition.submit_check import admit, submit
+from services.scheduler.transition.submit_check import admit, submit_experiment
 
 RULES = Rules()
 
@@ -24,7 +24,7 @@ def _submitted(num_trials: int) -> StateChange:
     document = {"entrypoint": "python3 t.py", "searcher": searcher}
     submitted = {"request_id": "r", "owner": "ann", "config_json": json.dumps(document), "code_sha256": "0"}
     submission, _ = admit(submitted, (PoolConfig("default"),), (), random.Random(1))
-    return submit(SchedulerState(), submission, RULES, 1.0)
+    return submit_experiment(SchedulerState(), submission, RULES, 1.0)
 
 
 def _changed(change: StateChange, **fields: object) -> StateChange:

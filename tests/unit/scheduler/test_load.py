@@ -12,12 +12,12 @@ import pytest
 
 from gangline.errors import GanglineError
 from services.scheduler.simulator.load import DAY_SECONDS, LOADS, draw_load, parse_priorities
-from services.scheduler.simulator.submission import OUTCOMES, Submission
+from services.scheduler.simulator.submission import OUTCOMES, TraceSubmission
 
 SLOTS = 512
 
 
-def _drawn(name: str, days: float, seed: int = 7, intensity: float = 1.0) -> list[Submission]:
+def _drawn(name: str, days: float, seed: int = 7, intensity: float = 1.0) -> list[TraceSubmission]:
     return draw_load(LOADS[name], random.Random(seed), SLOTS, days, intensity=intensity)
 
 

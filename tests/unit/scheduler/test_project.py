@@ -29,7 +29,7 @@ from services.scheduler.transition.project.kind_rule import MAX_HELD_DELETED
 from services.scheduler.transition.project.named_change import change_named, record_of_request
 from services.scheduler.transition.project.project_move import move_to_project
 from services.scheduler.transition.project.rule import MAX_REMOVALS, MAX_REQUESTS, Caller, NamedChange
-from services.scheduler.transition.submit_check import Submission, check_repeated, submit
+from services.scheduler.transition.submit_check import AdmittedSubmission, check_repeated, submit_experiment
 from tests.support.scheduler import config_json
 
 ANN = Caller("ann", False, "r1")
@@ -229,7 +229,7 @@ def test_archiving_is_reversible_and_keeps_new_experiments_out() -> None:
     assert not _project(state, ARCHIVE, replace(ANN, request_id="again"))
     acts: list[Act] = [
         lambda: move_to_project(state, 5, 2),
-        lambda: submit(state, _submission(), Rules(), 1.0),
+        lambda: submit_experiment(state, _submission(), Rules(), 1.0),
     ]
     for act in acts:
         with pytest.raises(GanglineError) as raised:
@@ -238,7 +238,7 @@ def test_archiving_is_reversible_and_keeps_new_experiments_out() -> None:
         assert raised.value.message.endswith("unarchive it with: gangline project unarchive lab vision")
     _apply(state, _project(state, UNARCHIVE, replace(ANN, request_id="r5")))
     assert move_to_project(state, 5, 2)
-    assert submit(state, _submission(), Rules(), 1.0)
+    assert submit_experiment(state, _submission(), Rules(), 1.0)
 
 
 def test_an_archived_workspace_closes_its_projects() -> None:
@@ -246,7 +246,7 @@ def test_an_archived_workspace_closes_its_projects() -> None:
     _apply(state, _workspace(state, ARCHIVE))
     acts: list[Act] = [
         lambda: move_to_project(state, 5, 2),
-        lambda: submit(state, _submission(), Rules(), 1.0),
+        lambda: submit_experiment(state, _submission(), Rules(), 1.0),
         lambda: _create_project(state, "audio"),
         lambda: _workspace(state, EDIT, replace(ANN, request_id="r6"), ProjectChange(name="x")),
     ]
@@ -382,18 +382,18 @@ def test_a_moved_experiment_names_its_new_project() -> None:
         move_to_project(state, 5, 9)
 
 
-def _submission(workspace: str = "lab", project: str = "vision") -> Submission:
+def _submission(workspace: str = "lab", project: str = "vision") -> AdmittedSubmission:
     text = config_json(workspace=workspace, project=project)
-    return Submission("s1", "ann", facts_of(text), text, "0" * 64, 7, workspace, project, "base")
+    return AdmittedSubmission("s1", "ann", facts_of(text), text, "0" * 64, 7, workspace, project, "base")
 
 
 def test_an_experiment_keeps_its_project_and_its_template() -> None:
-    (experiment,) = submit(_state(), _submission(), Rules(), 1.0).all_of(Experiment)
+    (experiment,) = submit_experiment(_state(), _submission(), Rules(), 1.0).all_of(Experiment)
     assert (experiment.project_id, experiment.template) == (2, "base")
-    (experiment,) = submit(SchedulerState(), _submission("", ""), Rules(), 1.0).all_of(Experiment)
+    (experiment,) = submit_experiment(SchedulerState(), _submission("", ""), Rules(), 1.0).all_of(Experiment)
     assert (experiment.project_id, experiment.home_id) == (1, 1)
     with pytest.raises(GanglineError) as raised:
-        submit(_state(), _submission("lab", "vison"), Rules(), 1.0)
+        submit_experiment(_state(), _submission("lab", "vison"), Rules(), 1.0)
     assert raised.value.message == (
         "there is no project 'vison' in workspace 'lab'; did you mean 'vision'? if not, create it with: gangline "
         "project create lab vison"

@@ -7,15 +7,15 @@ import pytest
 from services.scheduler.simulator.engine import EngineContext, play
 from services.scheduler.simulator.played import Played, Run
 from services.scheduler.simulator.strategy import choose_strategies
-from services.scheduler.simulator.submission import Submission
+from services.scheduler.simulator.submission import TraceSubmission
 
 TRIAL_SECONDS = 125.0
 CONTEXT = EngineContext(estimates="none", stop_seconds=1.0, restart_seconds=0.0)
 
 
-def _submission(name: str, at: float, slots: int, seconds: float, group: str) -> Submission:
+def _submission(name: str, at: float, slots: int, seconds: float, group: str) -> TraceSubmission:
     is_search = group == "search"
-    return Submission(name, at, slots, seconds, seconds, group=group, is_preemptible=is_search)
+    return TraceSubmission(name, at, slots, seconds, seconds, group=group, is_preemptible=is_search)
 
 
 def _play(strategy: str, training_slots: int, gang_slots: int, sizes: tuple[int, ...]) -> tuple[Played, Run, list[Run]]:

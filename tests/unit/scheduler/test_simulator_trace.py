@@ -21,14 +21,14 @@ from services.scheduler.simulator.figure import figures_of, size_class
 from services.scheduler.simulator.head import HeadWatch
 from services.scheduler.simulator.played import Answer, Played, Run
 from services.scheduler.simulator.strategy import POOL, Strategy, choose_strategies
-from services.scheduler.simulator.submission import Submission
+from services.scheduler.simulator.submission import TraceSubmission
 from tests.support.source import ROOT
 
 TRACE = ROOT / "examples" / "simulator" / "trace.csv"
 
 
-def _submission(name: str, at: float, slots: int, seconds: float, priority: int = 42) -> Submission:
-    return Submission(name, at, slots, seconds, seconds, priority, name)
+def _submission(name: str, at: float, slots: int, seconds: float, priority: int = 42) -> TraceSubmission:
+    return TraceSubmission(name, at, slots, seconds, seconds, priority, name)
 
 
 def _strategy(name: str) -> Strategy:
@@ -36,7 +36,9 @@ def _strategy(name: str) -> Strategy:
     return strategy
 
 
-def _starts(submissions: list[Submission], sizes: list[int], strategy: str, setting: EngineContext) -> dict[str, float]:
+def _starts(
+    submissions: list[TraceSubmission], sizes: list[int], strategy: str, setting: EngineContext
+) -> dict[str, float]:
     played = play(submissions, sizes, _strategy(strategy), setting)
     return {run.submission.id: run.started_at for run in played.runs}
 
@@ -124,7 +126,7 @@ def test_what_can_never_fit_is_set_aside() -> None:
 
 
 def test_an_eta_asked_for_at_the_instant_of_the_start_has_no_error() -> None:
-    submission = Submission("t1", 0.0, 1, 10.0, 10.0)
+    submission = TraceSubmission("t1", 0.0, 1, 10.0, 10.0)
     answers = (Answer(0.0, 0.0, 60.0), Answer(50.0, 50.0, 50.0))
     played = Played(1, (Run(submission, 50.0, 60.0, 0, answers),), (), (), (), (), 1)
     (only,) = figures_of("x", played, has_head=False).eta_errors

@@ -16,13 +16,13 @@ from gangline.errors import GanglineError
 from gangline.protocol import wire
 from services.scheduler.placement import PoolConfig
 from services.scheduler.state.facts import facts_of
-from services.scheduler.transition.submit_check import Submission, admit, preview
+from services.scheduler.transition.submit_check import AdmittedSubmission, admit, preview
 
 POOLS = (PoolConfig("default"), PoolConfig("gpu", default_priority=10))
 AGENTS = tuple(Agent(f"a{n}", slots=tuple(Slot(f"a{n}/{s}") for s in range(2))) for n in range(2))
 
 
-def _admit(request_id: str = "r", **fields: object) -> tuple[Submission, list[str]]:
+def _admit(request_id: str = "r", **fields: object) -> tuple[AdmittedSubmission, list[str]]:
     document = {"entrypoint": "python3 t.py", "searcher": {"name": "single", "metric": "loss"}, **fields}
     submitted = {"request_id": request_id, "owner": "ann", "config_json": json.dumps(document), "code_sha256": "0"}
     return admit(submitted, POOLS, AGENTS, random.Random(1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.errors import GanglineError
-from services.scheduler.simulator.submission import Submission
+from services.scheduler.simulator.submission import TraceSubmission
 from services.scheduler.simulator.trace_file import dump_trace, parse_trace
 from tests.support.source import ROOT
 
@@ -14,8 +14,8 @@ HEADER = "submitted_at,slots,duration_seconds,priority,group\n"
 
 def test_the_columns_of_the_design() -> None:
     first, second = parse_trace(HEADER + "5,8,60.5,10,lab\n1,1,2,,\n")
-    assert first == Submission("t2", 1.0, 1, 2.0, 2.0, 42, "t2")
-    assert second == Submission("t1", 5.0, 8, 60.5, 60.5, 10, "lab")
+    assert first == TraceSubmission("t2", 1.0, 1, 2.0, 2.0, 42, "t2")
+    assert second == TraceSubmission("t1", 5.0, 8, 60.5, 60.5, 10, "lab")
 
 
 def test_three_columns_in_any_order_are_enough() -> None:
@@ -28,7 +28,7 @@ def test_all_columns() -> None:
         "id,submitted_at,slots,duration_seconds,planned_seconds,preemptible,single_agent,outcome,group,priority\n"
         "a,0,1,10,40,false,1,failed,g,1\n"
     )
-    assert parse_trace(text) == [Submission("a", 0.0, 1, 10.0, 40.0, 1, "g", False, True, "failed")]
+    assert parse_trace(text) == [TraceSubmission("a", 0.0, 1, 10.0, 40.0, 1, "g", False, True, "failed")]
 
 
 def test_what_is_written_reads_back() -> None:

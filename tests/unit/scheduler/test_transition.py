@@ -34,7 +34,7 @@ from services.scheduler.transition.report import (
     waiting,
 )
 from services.scheduler.transition.stop import StopOrder, stop
-from services.scheduler.transition.submit_check import Submission, submit
+from services.scheduler.transition.submit_check import AdmittedSubmission, submit_experiment
 
 RULES = Rules(accept_seconds=10, rendezvous_seconds=20, start_seconds=30, kill_grace_seconds=5, force_seconds=15)
 CONFIG = json.dumps(
@@ -55,8 +55,8 @@ class World:
         for agent_id in ("a1", "a2"):
             slots = tuple(Slot(f"{agent_id}/{number}") for number in range(2))
             self.apply(registered(self.records, Agent(agent_id, slots=slots), RULES, 1.0))
-        submission = Submission("r", "ann", facts_of(CONFIG), CONFIG, "0", 7)
-        self.apply(submit(self.records, submission, RULES, 10.0))
+        submission = AdmittedSubmission("r", "ann", facts_of(CONFIG), CONFIG, "0", 7)
+        self.apply(submit_experiment(self.records, submission, RULES, 10.0))
 
     def apply(self, change: StateChange) -> StateChange:
         self.records.apply(change, self.records.revision + 1)
