@@ -1,18 +1,21 @@
-"""IngestService: the calls of trial runners."""
+"""IngestService: the calls of trial runners, and the reading of the records that they deliver."""
 
 # ruff: noqa: N802  the methods are named by the proto
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack
 from typing import Any
 
+from gangline.domain.history import LogLine, MetricsPoint, ProgressPoint
 from gangline.domain.id import experiment_id_of
+from gangline.errors import invalid
+from gangline.protocol import wire
 from gangline.v1 import ingest_pb2 as pb
 from gangline.v1.ingest_pb2_grpc import IngestServiceServicer
 from services.common.server import current_principal
-from services.gateway.rpc.mapping import records_from_proto
+from services.gateway.mirror.ingest_record import IngestRecord
 from services.gateway.usecase.bundle import RunnerCases, UseCases
 
 Context = Any
@@ -70,3 +73,20 @@ class IngestService(IngestServiceServicer):
                 yield pb.TunnelResponse(data=data)
         finally:
             tunnel.close()
+
+
+def records_from_proto(messages: Iterable[pb.IngestRecord]) -> tuple[IngestRecord, ...]:
+    """Reads records. Raises GanglineError `ingest.empty_record` for a record of a kind that this version does not
+    know."""
+    return tuple(IngestRecord(message.sequence, message.at, _content_from_proto(message)) for message in messages)
+
+
+def _content_from_proto(message: pb.IngestRecord) -> LogLine | MetricsPoint | ProgressPoint:
+    match message.WhichOneof("record"):
+        case "log":
+            return wire.from_proto(LogLine, message.log)
+        case "metrics":
+            return wire.from_proto(MetricsPoint, message.metrics)
+        case "progress":
+            return wire.from_proto(ProgressPoint, message.progress)
+    raise invalid("ingest.empty_record", f"record {message.sequence} holds no log, metrics or progress")

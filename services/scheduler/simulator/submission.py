@@ -12,7 +12,7 @@ OUTCOMES = ("completed", "cancelled", "failed")
 
 @dataclass(frozen=True, slots=True)
 class TraceSubmission:
-    """Describes one submission."""
+    """Describes one submission in a trace."""
 
     id: str
     submitted_at: float

@@ -16,7 +16,7 @@ from gangline.v1 import ingest_pb2
 from services.gateway.http import fusion, log_model, model, project, queue_model, trace, usage, user
 from services.gateway.http.answer import Answer
 from services.gateway.mirror.ingest_record import IngestRecord
-from services.gateway.rpc import mapping
+from services.gateway.rpc.ingest_service import records_from_proto
 
 MODULES = (model, log_model, queue_model, fusion, project, trace, usage, user)
 EXIT = ExitReport(
@@ -89,7 +89,7 @@ def test_rank_zero_differs_from_no_rank() -> None:
         ingest_pb2.IngestRecord(sequence=1, log=ingest_pb2.LogLine(rank=0, stream="stdout", text="a")),
         ingest_pb2.IngestRecord(sequence=2, log=ingest_pb2.LogLine(stream="runner", text="b")),
     ]
-    records = mapping.records_from_proto(messages)
+    records = records_from_proto(messages)
     assert records == (
         IngestRecord(1, 0.0, LogLine(0, "", "stdout", "a")),
         IngestRecord(2, 0.0, LogLine(None, "", "runner", "b")),
@@ -130,6 +130,6 @@ def test_a_record_that_waits_in_the_spool_of_an_earlier_version_is_read() -> Non
     )
     message = ingest_pb2.IngestRecord.FromString(bytes.fromhex(stored))
     point = MetricsPoint("validation", 10, {"loss": 0.5}, '{"note": "x"}')
-    assert mapping.records_from_proto([message]) == (IngestRecord(7, 1.5, point),)
+    assert records_from_proto([message]) == (IngestRecord(7, 1.5, point),)
     # What a later version spools, an earlier one reads.
     assert message.SerializeToString(deterministic=True).hex() == stored
