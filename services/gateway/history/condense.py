@@ -8,6 +8,7 @@ same work at the same time store each block once. Everything here blocks.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 import structlog
 
-from gangline.domain.history import StoredMetrics
+from gangline.domain.history import MetricsPoint, StoredMetrics
 from services.gateway.history import table
 from services.gateway.history.attempt import extent_of
 from services.gateway.history.database import upsert, writing
@@ -92,12 +93,15 @@ def read_reports(
     """Returns the next reports of a trial's group after a row, oldest first, without values that are no numbers."""
     rows = table.metrics
     selected = connection.execute(
-        sa.select(*(column for column in rows.c if column is not rows.c.values_json))
+        sa.select(rows.c.id, rows.c.at, rows.c.batches_completed, rows.c.metrics_json, rows.c.attempt)
         .where(rows.c.trial_id == trial_id, rows.c.metric_group == group, rows.c.id > after_id)
         .order_by(rows.c.id)
         .limit(limit)
     )
-    return [StoredMetrics(row.id, row.trial_id, row.at, table.point_of(row), row.attempt or 0) for row in selected]
+    return [
+        StoredMetrics(row_id, trial_id, at, MetricsPoint(group, batches, json.loads(text)), attempt or 0)
+        for row_id, at, batches, text, attempt in selected
+    ]
 
 
 def _insert(
