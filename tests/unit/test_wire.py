@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -65,6 +67,13 @@ def test_every_field_of_a_record_has_one_in_its_message(record: type) -> None:
 @pytest.mark.parametrize("record", VIEWS, ids=lambda record: type(record).__name__)
 def test_a_view_survives_the_way_there_and_back(record: Any) -> None:
     assert wire.decode(type(record), wire.encode(record)) == record
+
+
+def test_a_rank_that_reports_metrics_loads_no_messages_of_the_gateway() -> None:
+    report = "wire.to_proto(MetricsPoint('training', 1)); print('gangline.v1.gateway_pb2' in sys.modules)"
+    program = f"import sys; from gangline.core.link import MetricsPoint, wire; {report}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_a_record_without_a_message_is_a_bug() -> None:

@@ -18,6 +18,7 @@ from gangline.core.link import Link
 from gangline.domain.history import MetricsPoint
 from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError
+from gangline.protocol import wire
 from gangline.v1 import rank_pb2, types_pb2
 
 _SECONDS = 10.0
@@ -74,6 +75,19 @@ def peer(tmp_path: Path) -> Iterator[_Peer]:
 
 def test_hello_comes_first(peer: _Peer) -> None:
     assert peer.read().hello.rank == 3
+
+
+def test_a_report_of_metrics_arrives_whole(peer: _Peer) -> None:
+    point = MetricsPoint("validation", 5, {"loss": 0.5, "accuracy": 1.0}, '{"note": "x"}')
+    peer.read()
+    begin = time.time()
+    peer.link.send_metrics(point, units=2.5, at=7.5)
+    peer.link.send_metrics(point)
+    first, second = peer.read(), peer.read()
+    assert wire.from_proto(MetricsPoint, first.metrics) == point
+    assert (first.units, first.at) == (2.5, 7.5)
+    assert not second.HasField("units")
+    assert begin <= second.at <= time.time()
 
 
 def test_messages_arrive_in_order(peer: _Peer) -> None:
