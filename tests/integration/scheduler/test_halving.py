@@ -162,6 +162,25 @@ async def test_a_search_is_the_same_when_its_leader_is_killed_and_its_experiment
     assert paused == steady
 
 
+async def test_a_validation_of_either_form_brings_the_length_that_its_rank_reports(bench: Bench) -> None:
+    scheduler = await bench.scheduler()
+    agent = await bench.agent("a1")
+    searcher = {**SEARCHER, "max_length": {"records": 16}, "max_concurrent_trials": 1}
+    await bench.caller.submit(config_json(hyperparameters=RATE, searcher=searcher))
+    [spec] = await agent.started()
+    runner = ScriptedRunner(spec, scheduler.address)
+    await runner.report(metrics=validation_of(100, {"loss": 0.5}), units=4.0)
+    earlier = runner_pb2.ValidationReport(batches_completed=200, metrics={"loss": 0.25}, units=8.0)
+    await runner.report(validation=earlier)
+    listing = await bench.etcd.list(keys.SEARCH_LOGS)
+    events = [event for item in listing.items for event in wire.decode(SearchLog, item.value).events]
+    validations = [event for event in events if event.kind is SearchEventKind.VALIDATED]
+    assert [(event.batches_completed, event.metric, event.units) for event in validations] == [
+        (100, 0.5, 4.0),
+        (200, 0.25, 8.0),
+    ]
+
+
 async def test_a_stopped_trial_says_why_and_keeps_its_checkpoint(bench: Bench) -> None:
     scheduler = await bench.scheduler()
     agent = await bench.agent("a1", obeys_stop=False)
