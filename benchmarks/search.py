@@ -38,9 +38,9 @@ from services.scheduler.placement import Assignment
 from services.scheduler.searcher.draw import warm_up
 from services.scheduler.searcher.replay import replay
 from services.scheduler.state.codec import operations_of
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SchedulerState, StateChange, get
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.state.state_store import state_of
 from services.scheduler.transition.availability import registered
 from services.scheduler.transition.end import continue_change
@@ -147,7 +147,7 @@ def load_again(state: SchedulerState) -> float:
     items = [KeyValue(put.key, put.value, 0, 0) for put in operations_of(change) if isinstance(put, Put)]
     began_at = time.perf_counter()
     loaded = state_of(Listing(tuple(items), 1))
-    replay(loaded, get(loaded, Search, 1), facts_of(get(loaded, Experiment, 1).config_json))
+    replay(loaded, get(loaded, Search, 1), settled_of(get(loaded, Experiment, 1).config_json))
     return time.perf_counter() - began_at
 
 
@@ -159,12 +159,12 @@ class SimulatedSearch:
         self._rng = random.Random(seed)
         self._now = 1.0
         config = simulated_config(num_trials)
-        section = facts_of(config).searcher
+        section = settled_of(config).searcher
         self._lengths = sorted({rung.length for bracket in section.brackets for rung in bracket.rungs})
         self._apply(registered(self.state, Agent("a1", slots=tuple(Slot(f"a1/{n}") for n in range(64))), RULES, 1.0))
         self._apply(
             submit_experiment(
-                self.state, AdmittedSubmission("r", "ann", facts_of(config), config, "0", seed), RULES, 1.0
+                self.state, AdmittedSubmission("r", "ann", settled_of(config), config, "0", seed), RULES, 1.0
             )
         )
 

@@ -7,7 +7,11 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gangline.domain.settled.record import Settled
 
 # The variable with the description. A longer one goes on in _1, _2 and so on, because Linux starts no program with a
 # variable of 128 KiB.
@@ -17,7 +21,7 @@ _MAX_PART = 64 << 10
 CHIEF_PORT_KEY = "GANGLINE_CHIEF_PORT"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TrialInfo:
     """The trial that this process trains."""
 
@@ -27,6 +31,13 @@ class TrialInfo:
     hparams: dict[str, Any]  # this trial's hyperparameters
     config: dict[str, Any]  # the experiment's configuration, with defaults filled in
     strategy_choice_json: str = ""  # what `parallelism: auto` chose in the attempt before; empty if there is none
+
+    @cached_property
+    def settled(self) -> Settled:
+        """Returns the settings of `config` that Gangline acts on."""
+        from gangline.domain.settled.reading import settle_values  # noqa: PLC0415 - most processes need no settings
+
+        return settle_values(self.config)
 
 
 class CheckpointInfo(str):

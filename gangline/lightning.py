@@ -16,9 +16,10 @@ from typing import Any
 from lightning.pytorch import callbacks
 
 from gangline.core.context import Context
-from gangline.core.searcher import Unit, length_by_unit
+from gangline.core.searcher import Unit, unit_of
 from gangline.core.temporary import temporary_folder
 from gangline.domain.experiment import STEPS_COMPLETED
+from gangline.domain.settled.searcher import SettledLength
 from gangline.domain.storage.foreign_checkpoint import TRIAL_ID
 from gangline.errors import invalid
 
@@ -37,26 +38,22 @@ def trainer_arguments(core_context: Context) -> dict[str, Any]:
     """
     distributed = core_context.distributed
     arguments: dict[str, Any] = {"devices": distributed.local_size, "num_nodes": distributed.cross_size}
-    for unit, value in _length_of(core_context).items():
-        if unit == "records":
-            raise invalid(
-                "lightning.length",
-                "a Lightning Trainer counts no records; give searcher.max_length in batches or epochs",
-            )
-        if unit in _LENGTHS:
-            # Without max_epochs a Trainer would stop after 1,000 epochs.
-            arguments |= {"max_epochs": -1, _LENGTHS[unit]: int(value)}
+    length = _length_of(core_context)
+    if length is not None and length.unit == "records":
+        raise invalid(
+            "lightning.length",
+            "a Lightning Trainer counts no records; give searcher.max_length in batches or epochs",
+        )
+    if length is not None and length.unit in _LENGTHS:
+        # Without max_epochs a Trainer would stop after 1,000 epochs.
+        arguments |= {"max_epochs": -1, _LENGTHS[length.unit]: length.units}
     return arguments
 
 
-def _length_of(core_context: Context) -> dict[str, Any]:
-    """Returns the length of the experiment by its unit; empty off the cluster and where the script sets its own."""
+def _length_of(core_context: Context) -> SettledLength | None:
+    """Returns the length of the experiment; None off the cluster and where the script sets its own."""
     info = core_context.info
-    return length_by_unit((info.trial.config.get("searcher") or {}) if info is not None else {})
-
-
-def _unit_of(length: Mapping[str, Any]) -> Unit | None:
-    return next((Unit.__members__.get(unit.upper()) for unit in length), None)
+    return info.trial.settled.searcher.operation_length if info is not None else None
 
 
 class GanglineCallback(callbacks.Checkpoint):  # type: ignore[misc]  # its base is untyped here
@@ -80,7 +77,7 @@ class GanglineCallback(callbacks.Checkpoint):  # type: ignore[misc]  # its base 
         self._core = core_context
         self._saves_after_validation = saves_after_validation
         self._user_data = user_data
-        self._unit = _unit_of(_length_of(core_context))
+        self._unit = unit_of(_length_of(core_context))
         self._validation_names: set[str] = set()
         self._before: dict[str, Any] = {}
         self._saved = self._percent = self._reported = -1

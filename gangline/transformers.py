@@ -17,8 +17,9 @@ from typing import Any
 import transformers
 
 from gangline.core.context import Context
-from gangline.core.searcher import Unit, length_by_unit
+from gangline.core.searcher import Unit
 from gangline.domain.experiment import STEPS_COMPLETED
+from gangline.domain.settled.searcher import SettledLength, SettledSearcher
 from gangline.domain.storage.foreign_checkpoint import TRIAL_ID
 from gangline.errors import GanglineError, invalid
 
@@ -69,10 +70,10 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]  # its ba
         self._core = core_context
         self._user_data = user_data
         info = core_context.info
-        searcher = (info.trial.config.get("searcher") or {}) if info is not None else {}
-        self._unit = _set_length(args, searcher)
-        self._metric = searcher.get("metric")
-        decisive = filter(None, (self._metric, searcher.get("time_metric")))
+        searcher = info.trial.settled.searcher if info is not None else SettledSearcher()
+        self._unit = _set_length(args, searcher.operation_length)
+        self._metric = searcher.metric or None
+        decisive = filter(None, (self._metric, searcher.time_metric))
         self._filter = (*filter_metrics, *decisive) if filter_metrics else None
         self._reported: dict[str, int] = {}
         self._validation = _Validation(-1)
@@ -275,28 +276,26 @@ class DetCallback(transformers.TrainerCallback):  # type: ignore[misc]  # its ba
 GanglineCallback = DetCallback
 
 
-def _set_length(args: Any, searcher: Mapping[str, Any]) -> Unit | None:
+def _set_length(args: Any, length: SettledLength | None) -> Unit | None:
     """Gives the Trainer the experiment's length. Returns its unit, or None where the script sets its own length."""
-    values = length_by_unit(searcher)
-    if not values:
+    if length is None:
         return None
-    unit, value = next(iter(values.items()))
-    if unit == "batches":
-        if args.max_steps not in (-1, value):
-            raise _other_length(f"max_steps is {args.max_steps}", values)
-        args.max_steps = int(value)
+    if length.unit == "batches":
+        if args.max_steps not in (-1, length.units):
+            raise _other_length(f"max_steps is {args.max_steps}", length)
+        args.max_steps = length.units
         return Unit.BATCHES
-    if unit == "epochs":
-        if args.max_steps > 0 or args.num_train_epochs not in (_DEFAULT_EPOCHS, value):
+    if length.unit == "epochs":
+        if args.max_steps > 0 or args.num_train_epochs not in (_DEFAULT_EPOCHS, length.units):
             given = (
                 f"max_steps is {args.max_steps}"
                 if args.max_steps > 0
                 else f"num_train_epochs is {args.num_train_epochs:g}"
             )
-            raise _other_length(given, values)
-        args.num_train_epochs = float(value)
+            raise _other_length(given, length)
+        args.num_train_epochs = float(length.units)
         return Unit.EPOCHS
-    if unit == "records":
+    if length.unit == "records":
         raise invalid(
             "transformers.length",
             "a transformers.Trainer counts no records; give searcher.max_length in batches or epochs",
@@ -304,12 +303,11 @@ def _set_length(args: Any, searcher: Mapping[str, Any]) -> Unit | None:
     return None
 
 
-def _other_length(given: str, values: Mapping[str, Any]) -> Exception:
-    unit, value = next(iter(values.items()))
+def _other_length(given: str, length: SettledLength) -> Exception:
     return invalid(
         "transformers.length",
-        f"{given}, and the experiment trains {value:g} {unit}; give one length: leave it out of TrainingArguments, or "
-        "make both equal",
+        f"{given}, and the experiment trains {length.units:g} {length.unit}; give one length: leave it out of "
+        "TrainingArguments, or make both equal",
     )
 
 

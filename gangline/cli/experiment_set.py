@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +10,7 @@ from gangline.cli import experiment
 from gangline.cli.output.terminal import can_ask, mention
 from gangline.cli.output.text import count, format_bytes
 from gangline.cli.shared import ExperimentId, Json, connect, new_group, show
+from gangline.domain.settled.reading import settle
 from gangline.errors import invalid
 
 if TYPE_CHECKING:
@@ -183,13 +183,14 @@ def _show_policy(experiment: Experiment, is_json: bool) -> None:
 
 def _policy(experiment: Experiment) -> str:
     """Returns a line such as: experiment 7 digits keeps the best 0 checkpoints, ..., logs for ever."""
-    config = json.loads(experiment.config_json or "{}")
-    storage, policy = config.get("checkpoint_storage") or {}, config.get("retention_policy") or {}
+    settled = settle(experiment.config_json)
+    storage, policy = settled.checkpoint_storage, settled.retention_policy
     words = [
-        f"save_experiment_best {storage.get('save_experiment_best', 0)}",
-        f"save_trial_best {storage.get('save_trial_best', 1)}",
-        f"save_trial_latest {storage.get('save_trial_latest', 1)}",
-        *(f"{kind} {_days(policy.get(f'{kind[:-1]}_retention_days'))}" for kind in ("logs", "metrics")),
+        f"save_experiment_best {storage.save_experiment_best}",
+        f"save_trial_best {storage.save_trial_best}",
+        f"save_trial_latest {storage.save_trial_latest}",
+        f"logs {_days(policy.log_retention_days)}",
+        f"metrics {_days(policy.metric_retention_days)}",
     ]
     return f"experiment {experiment.id} {experiment.name} keeps: {', '.join(words)}"
 
@@ -211,11 +212,10 @@ def show_resources(experiment: Experiment, is_json: bool) -> None:
 
 def _text(experiment: Experiment) -> str:
     """Returns a line such as: experiment 7 digits: priority 10, weight 1, no max_slots."""
-    resources = json.loads(experiment.config_json or "{}").get("resources") or {}
-    priority, max_slots = resources.get("priority"), resources.get("max_slots")
+    resources = settle(experiment.config_json).resources
     words = [
-        "the pool's default priority" if priority is None else f"priority {priority}",
-        f"weight {resources.get('weight', 1):g}",
-        f"max_slots {max_slots}" if max_slots else "no max_slots",
+        "the pool's default priority" if resources.priority is None else f"priority {resources.priority}",
+        f"weight {resources.weight:g}",
+        f"max_slots {resources.max_slots}" if resources.max_slots else "no max_slots",
     ]
     return f"experiment {experiment.id} {experiment.name}: {', '.join(words)}"

@@ -20,6 +20,7 @@ from gangline.domain import experiment as records
 from gangline.domain.explanation import Explanation
 from gangline.domain.history import MetricSeries, StoredMetrics
 from gangline.domain.id import absent
+from gangline.domain.settled.reading import load_document, settle
 from gangline.domain.state import CheckpointState, Outcome, State
 from gangline.domain.trace import TraceOrder
 from gangline.domain.view import ExperimentView, TrialView
@@ -95,8 +96,7 @@ class AsyncExperiment:
     @property
     def config(self) -> dict[str, Any]:
         """Returns its configuration with all defaults."""
-        config: dict[str, Any] = json.loads(self.record.config_json or "{}")
-        return config
+        return load_document(self.record.config_json)
 
     async def reload(self) -> AsyncExperiment:
         """Reads the record again. Returns this object."""
@@ -154,7 +154,7 @@ class AsyncExperiment:
 
         Raises GanglineError `checkpoint.no_direction`.
         """
-        metric, is_smaller = choose_order(self.config, sort_by, smaller_is_better)
+        metric, is_smaller = choose_order(settle(self.record.config_json), sort_by, smaller_is_better)
         checkpoints = await self._client.list_checkpoints(self.id)
         best = best_checkpoints(checkpoints, metric, smaller_is_better=is_smaller, limit=n)
         return [AsyncCheckpoint(self._client, record) for record in best]
@@ -336,8 +336,8 @@ class AsyncTrial:
         self, n: int, sort_by: str | None = None, smaller_is_better: bool | None = None
     ) -> list[AsyncCheckpoint]:
         """Returns its n best checkpoints, as `Experiment.top_n_checkpoints`."""
-        config = json.loads((await self._client.get_experiment(self.experiment_id)).experiment.config_json)
-        metric, is_smaller = choose_order(config, sort_by, smaller_is_better)
+        experiment = (await self._client.get_experiment(self.experiment_id)).experiment
+        metric, is_smaller = choose_order(settle(experiment.config_json), sort_by, smaller_is_better)
         checkpoints = await self._client.list_checkpoints(self.experiment_id)
         own = [record for record in checkpoints if record.trial_id == self.id]
         best = best_checkpoints(own, metric, smaller_is_better=is_smaller, limit=n)
@@ -440,7 +440,7 @@ class AsyncCheckpoint:
         """
         config = None
         if not self.record.imported_as:
-            config = json.loads((await self._client.get_experiment(self.experiment_id)).experiment.config_json)
+            config = load_document((await self._client.get_experiment(self.experiment_id)).experiment.config_json)
         with tempfile.TemporaryDirectory(prefix="gangline-") as scratch:
             folder = await self.download(path or Path(scratch) / self.id)
             return await in_thread(load_trial, folder, trial_class, trial_kwargs, config)

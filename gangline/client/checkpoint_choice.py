@@ -8,18 +8,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from gangline.domain.experiment import VALIDATION_METRICS, Checkpoint
+from gangline.domain.settled.record import Settled
 from gangline.domain.state import CheckpointState
 from gangline.errors import invalid
 
 
-def choose_order(config: dict[str, Any], sort_by: str | None, smaller_is_better: bool | None) -> tuple[str, bool]:
+def choose_order(settled: Settled, sort_by: str | None, smaller_is_better: bool | None) -> tuple[str, bool]:
     """Returns the metric by which checkpoints are compared, and whether a smaller value is better.
 
-    config: of the experiment. None takes the searcher's metric, and the searcher's direction for that metric. Raises
-    GanglineError `checkpoint.no_direction` for another metric without a direction.
+    settled: the experiment's configuration. None takes the searcher's metric, and the searcher's direction for that
+    metric. Raises GanglineError `checkpoint.no_direction` for another metric without a direction.
     """
-    searcher = config.get("searcher") or {}
-    own = str(searcher.get("metric", ""))
+    own = settled.searcher.metric
     metric = sort_by or own
     if smaller_is_better is not None:
         return metric, smaller_is_better
@@ -29,7 +29,7 @@ def choose_order(config: dict[str, Any], sort_by: str | None, smaller_is_better:
             f"the direction of the metric {metric!r} is not known, because the searcher's is {own!r}; "
             "give smaller_is_better",
         )
-    return metric, bool(searcher.get("smaller_is_better", True))
+    return metric, settled.searcher.smaller_is_better
 
 
 def best_checkpoints(

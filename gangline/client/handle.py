@@ -21,6 +21,7 @@ from gangline.domain import experiment as records
 from gangline.domain.explanation import Explanation
 from gangline.domain.history import MetricSeries, StoredMetrics
 from gangline.domain.id import absent
+from gangline.domain.settled.reading import load_document, settle
 from gangline.domain.state import CheckpointState, Outcome, State
 from gangline.domain.trace import TraceOrder
 from gangline.domain.view import ExperimentView, TrialView
@@ -94,8 +95,7 @@ class Experiment:
     @property
     def config(self) -> dict[str, Any]:
         """Returns its configuration with all defaults."""
-        config: dict[str, Any] = json.loads(self.record.config_json or "{}")
-        return config
+        return load_document(self.record.config_json)
 
     def reload(self) -> Experiment:
         """Reads the record again. Returns this object."""
@@ -153,7 +153,7 @@ class Experiment:
 
         Raises GanglineError `checkpoint.no_direction`.
         """
-        metric, is_smaller = choose_order(self.config, sort_by, smaller_is_better)
+        metric, is_smaller = choose_order(settle(self.record.config_json), sort_by, smaller_is_better)
         checkpoints = self._client.list_checkpoints(self.id)
         best = best_checkpoints(checkpoints, metric, smaller_is_better=is_smaller, limit=n)
         return [Checkpoint(self._client, record) for record in best]
@@ -331,8 +331,8 @@ class Trial:
         self, n: int, sort_by: str | None = None, smaller_is_better: bool | None = None
     ) -> list[Checkpoint]:
         """Returns its n best checkpoints, as `Experiment.top_n_checkpoints`."""
-        config = json.loads(self._client.get_experiment(self.experiment_id).experiment.config_json)
-        metric, is_smaller = choose_order(config, sort_by, smaller_is_better)
+        experiment = self._client.get_experiment(self.experiment_id).experiment
+        metric, is_smaller = choose_order(settle(experiment.config_json), sort_by, smaller_is_better)
         checkpoints = self._client.list_checkpoints(self.experiment_id)
         own = [record for record in checkpoints if record.trial_id == self.id]
         best = best_checkpoints(own, metric, smaller_is_better=is_smaller, limit=n)
@@ -433,7 +433,7 @@ class Checkpoint:
         """
         config = None
         if not self.record.imported_as:
-            config = json.loads(self._client.get_experiment(self.experiment_id).experiment.config_json)
+            config = load_document(self._client.get_experiment(self.experiment_id).experiment.config_json)
         with tempfile.TemporaryDirectory(prefix="gangline-") as scratch:
             folder = self.download(path or Path(scratch) / self.id)
             return in_thread(load_trial, folder, trial_class, trial_kwargs, config)

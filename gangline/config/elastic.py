@@ -18,6 +18,7 @@ from gangline.config.experiment import ExperimentConfig
 from gangline.config.hyperparameter import possible_values
 from gangline.config.parallelism import NAMES, STRATEGIES, Parallelism, ranks_per_replica
 from gangline.config.pipeline import DEFAULT_SCHEDULE, batch_conflict, microbatch_conflict, split_conflict
+from gangline.domain.settled.record import Settled
 
 _PATH = ("resources", "min_slots_per_trial")
 # The largest number of replicas whose batches one replica trains. It bounds the search for sizes for any number that a
@@ -34,12 +35,12 @@ def smaller_sizes(slots: int, fewest: int, strategy: str, stages: int | None = N
     return tuple(size for size in sizes if slots_conflict(strategy, size, "", stages) is None)
 
 
-def sizes_of(config: ExperimentConfig) -> tuple[int, ...]:
+def sizes_of(settled: Settled) -> tuple[int, ...]:
     """Returns the smaller sizes of a valid configuration; empty when its trials have one size only."""
-    fewest, slots = config.resources.min_slots_per_trial, config.resources.slots_per_trial
+    fewest, slots = settled.resources.min_slots_per_trial, settled.resources.slots_per_trial
     if fewest is None:
         return ()
-    return smaller_sizes(slots, fewest, config.parallelism.strategy, config.parallelism.stages)
+    return smaller_sizes(slots, fewest, settled.parallelism.strategy, settled.parallelism.stages)
 
 
 def find_size_conflict(config: ExperimentConfig) -> Complaint | None:

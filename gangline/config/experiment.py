@@ -100,7 +100,7 @@ class ExperimentConfig(Section):
     @model_validator(mode="after")
     def _knows_its_length(self) -> Self:
         searcher = self.searcher
-        is_known = searcher.max_length is not None or (searcher.max_time is not None and searcher.unit_name in UNITS)
+        is_known = searcher.max_length is not None or searcher.time_metric in UNITS
         is_trial = isinstance(parse_entrypoint(self.entrypoint), TrialClass)
         if is_trial and self.task is not None:
             text = f"{self.entrypoint} is a trial class, and a {self.task.kind.lower()} runs a command"

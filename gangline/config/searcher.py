@@ -22,7 +22,7 @@ from pydantic import (
 
 from gangline.config.section import WRITTEN, Section, describe, fault, unknown_key, wrong_type
 from gangline.domain.id import trial_id_of
-from gangline.domain.search import SearchBracket, count_rungs, divide_search, make_bracket, rung_lengths
+from gangline.domain.settled.searcher import HALVING_NAMES
 from gangline.errors import GanglineError
 
 Unit = Literal["batches", "records", "epochs"]
@@ -88,8 +88,6 @@ class SearcherRow:
 
 _COMMON = ("name", "metric", "smaller_is_better", "max_length", "source_trial_id", "source_checkpoint_uuid")
 _COUNTED = ("max_trials", "max_concurrent_trials")
-# Their trials are stopped by their validations.
-HALVING_NAMES = ("async_halving", "adaptive_asha")
 _HALVING = (*_COUNTED, "divisor", "stop_once", "time_metric", "max_time")
 _ASHA = (*_HALVING, "max_rungs", "mode", "bracket_rungs")
 
@@ -156,37 +154,6 @@ class Searcher(Section):
     sampler: dict[str, Any] | None = None
     pruner: dict[str, Any] | None = None
 
-    @property
-    def unit_name(self) -> str:
-        """Returns the name of the unit in which the searcher measures trials: time_metric, or the unit of max_length.
-        Without both it is batches."""
-        if self.time_metric is not None:
-            return self.time_metric
-        return self.max_length.unit if self.max_length is not None else "batches"
-
-    @property
-    def length(self) -> int | None:
-        """Returns the whole length of a trial in the unit of `unit_name`; None where a script decides."""
-        if self.max_time is not None:
-            return self.max_time
-        return self.max_length.units if self.max_length is not None else None
-
-    @property
-    def is_halving(self) -> bool:
-        return self.name in HALVING_NAMES
-
-    @property
-    def brackets(self) -> tuple[SearchBracket, ...]:
-        """Returns the brackets of a search by successive halving; none for other searchers."""
-        length, max_trials = self.length, self.max_trials
-        if not self.is_halving or length is None or max_trials is None:
-            return ()
-        if self.name == "async_halving":
-            rungs = rung_lengths(length, self.divisor, self.num_rungs or 1)
-            return (make_bracket(rungs, self.divisor, max_trials, self.max_concurrent_trials),)
-        numbers = self.bracket_rungs or count_rungs(self.mode, self.max_rungs, self.divisor, length, max_trials)
-        return divide_search(numbers, length, self.divisor, max_trials, self.max_concurrent_trials)
-
     @field_validator("source_trial_id", mode="before")
     @classmethod
     def _is_trial_id(cls, value: Any) -> Any:
@@ -252,7 +219,7 @@ class Searcher(Section):
         for key, other in (("time_metric", "max_time"), ("max_time", "time_metric")):
             if getattr(self, key) is None and getattr(self, other) is not None:
                 raise fault("missing_key", f"required beside {other}, but missing", key)
-        if self.is_halving and self.length is None:
+        if self.name in HALVING_NAMES and self.max_length is None and self.max_time is None:
             text = f"required by the searcher {self.name!r}, but missing; time_metric and max_time may take its place"
             raise fault("missing_key", text, "max_length")
 

@@ -18,7 +18,6 @@ from gangline.cluster_info import ClusterInfo
 from gangline.core import worker
 from gangline.core.distributed import count_collectives
 from gangline.domain.beat import BREAK, UNKNOWN, Collectives, Phase, Where
-from gangline.domain.failure import hang_rule_of
 from gangline.launch.beat_file import (
     BACKGROUND,
     BATCHES,
@@ -299,7 +298,7 @@ def open_beat(cluster: ClusterInfo | None = None, *, batches: int = UNKNOWN) -> 
     global _current  # noqa: PLW0603  a process has one trial runner
     if _current is None:
         path = _find_path(cluster)
-        watches_scripts = cluster is not None and hang_rule_of(cluster.trial.config).watches_scripts
+        watches_scripts = cluster is not None and cluster.trial.settled.hang_detection.watches_scripts
         _current = FileBeat(path, batches=batches, watches_scripts=watches_scripts) if path else NoBeat()
     return _current
 

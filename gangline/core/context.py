@@ -22,10 +22,11 @@ from gangline.core.distributed import DistributedContext
 from gangline.core.link import Link, connect
 from gangline.core.preempt import PreemptContext, PreemptMode
 from gangline.core.profiler import ProfilerContext
-from gangline.core.searcher import SearcherContext, length_of
+from gangline.core.searcher import SearcherContext
 from gangline.core.storage_access.storage import CheckpointStore
 from gangline.core.tensorboard import TensorboardFolder, TensorboardMode
 from gangline.core.train import TrainContext
+from gangline.domain.settled.record import SettledParallelism
 from gangline.domain.storage.partial import Writer
 from gangline.domain.storage.storage_url import check_storage_url
 from gangline.errors import invalid
@@ -112,7 +113,7 @@ class Context(Lacking):
         """Ends the background work. The last files and reports have been sent when it returns, or the time limit for
         sending is over. May be called again, also inside of the `with` block."""
         if not self._is_closed and self.info is not None and self.distributed.rank == 0:
-            _warn_of_unused_parallelism(self.info.trial.config.get("parallelism"))
+            _warn_of_unused(self.info.trial.settled.parallelism)
         self._is_closed = True
         self._end()
 
@@ -161,12 +162,10 @@ def init(
     return context
 
 
-def _warn_of_unused_parallelism(section: Mapping[str, Any] | str | None) -> None:
-    """Warns where nothing in this process has carried out the section. section: as the configuration has it."""
-    written = {"strategy": section} if isinstance(section, str) else section or {}
-    options = {key: value for key, value in written.items() if value is not None}
+def _warn_of_unused(parallelism: SettledParallelism) -> None:
+    """Warns where nothing in this process has carried out the section."""
     # A trial on one slot, or one that spreads itself, has these strategies by default.
-    is_default = options.pop("strategy", "ddp") in ("ddp", "none") and not options
+    is_default = parallelism in (SettledParallelism("ddp"), SettledParallelism("none"))
     if not _uses_parallelism and not is_default:
         _log.warning("parallelism has no effect: this script does not train with gangline.pytorch")
 
@@ -212,11 +211,11 @@ def _assemble(
         storage_url, trial_id, distributed.rank, tensorboard_mode, check_storage=store.check_present
     )
     train = TrainContext(distributed, link, cluster, tensorboard, beat)
-    max_length = length_of((cluster.trial.config.get("searcher") or {}) if cluster else {})
+    length = cluster.trial.settled.searcher.operation_length if cluster else None
     return Context(
         distributed=distributed,
         train=train,
-        searcher=SearcherContext(distributed, train, max_length, is_local=cluster is None),
+        searcher=SearcherContext(distributed, train, length, is_local=cluster is None),
         profiler=ProfilerContext(distributed, link),
         tensorboard=tensorboard,
         checkpoint=CheckpointContext(

@@ -8,12 +8,13 @@ rank may report on it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
 from gangline.core.distributed import DistributedContext
 from gangline.core.train import TrainContext
+from gangline.domain.settled.searcher import SettledLength
 from gangline.errors import invalid
 
 _log = logging.getLogger("gangline")
@@ -32,6 +33,11 @@ class Unit(Enum):
     EPOCHS = "EPOCHS"
     RECORDS = "RECORDS"
     BATCHES = "BATCHES"
+
+
+def unit_of(length: SettledLength | None) -> Unit | None:
+    """Returns the unit of a length; None without one, and for a metric of the script."""
+    return Unit.__members__.get(length.unit.upper()) if length is not None else None
 
 
 class SearcherOperation:
@@ -75,14 +81,15 @@ class SearcherOperation:
 
 
 class SearcherContext:
-    """Yields the searcher's operation. max_length: the experiment's, as a bare number of batches or as a mapping like
-    {epochs: n}. A key that is no unit names a searcher.time_metric. It is None for a script that sets its own
-    length."""
+    """Yields the searcher's operation. length: the experiment's; None for a script that sets its own. A name that is no
+    unit is a searcher.time_metric."""
 
-    def __init__(self, distributed: DistributedContext, train: TrainContext, max_length: Any, is_local: bool) -> None:
+    def __init__(
+        self, distributed: DistributedContext, train: TrainContext, length: SettledLength | None, is_local: bool
+    ) -> None:
         self._distributed = distributed
         self._train = train
-        self._max_length = max_length
+        self._configured = length
         self._is_local = is_local
 
     def operations(
@@ -119,30 +126,11 @@ class SearcherContext:
         return None if self._is_local else self._length()[0]
 
     def _length(self) -> tuple[Unit | None, int]:
-        value = self._max_length
-        if isinstance(value, int) and value > 0:
-            return Unit.BATCHES, value
-        given = {key: number for key, number in value.items() if number} if isinstance(value, Mapping) else {}
-        for key, number in given.items():
-            return Unit.__members__.get(key.upper()), int(number)
+        if self._configured is not None and self._configured.units > 0:
+            return unit_of(self._configured), self._configured.units
         if self._is_local:
             return Unit.BATCHES, 1
         raise invalid(
             "core.searcher",
             "searcher.operations() needs a length: set searcher.max_length, as in max_length: {batches: 100}",
         )
-
-
-def length_by_unit(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the length of a trial as one number by its unit in small letters, or by the name of another
-    time_metric; empty where a script sets its own length."""
-    length = length_of(section)
-    values = {"batches": length} if isinstance(length, int) else length or {}
-    return {unit: value for unit, value in values.items() if value}
-
-
-def length_of(section: Mapping[str, Any]) -> Any:
-    """Returns the length of a trial by the section `searcher`: max_length, or else {time_metric: max_time}; None where
-    a script sets its own."""
-    time_metric, max_time = section.get("time_metric"), section.get("max_time")
-    return section.get("max_length") or ({time_metric: max_time} if time_metric and max_time else None)

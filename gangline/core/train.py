@@ -21,6 +21,7 @@ from gangline.core.link import Link
 from gangline.core.tensorboard import TensorboardFolder, keep_name, take_all
 from gangline.domain.history import MetricsPoint
 from gangline.domain.metric_value import encode_metadata, encode_values
+from gangline.domain.settled.record import Settled
 from gangline.errors import GanglineError, InvalidHP, invalid
 from gangline.lacking import Lacking
 
@@ -55,8 +56,11 @@ class TrainContext(Lacking):
         self._distributed = distributed
         self._link = link
         self._is_local = cluster is None
-        self._searched = _searched_metric(cluster)
-        self._decisive = _decisive_metric(cluster)
+        settled = cluster.trial.settled if cluster is not None else Settled()
+        # Name of the metric by which the searcher compares trials; None off the cluster.
+        self._searched = settled.searcher.metric or None
+        # Name of the validation metric that has to be finite; None where no metric has to be.
+        self._decisive = None if settled.optimizations.nonfinite_loss == "ignore" else self._searched
         self._tensorboard = tensorboard
         self._beat = beat or NoBeat()
         self._dropped: set[str] = set()
@@ -64,10 +68,9 @@ class TrainContext(Lacking):
         self._has_warned_of_batch_metrics = False
         self._validations: tuple[tuple[int, dict[str, float]], ...] = ()
         self._units: float | None = None
-        self._searcher: Mapping[str, Any] = (cluster.trial.config.get("searcher") or {}) if cluster else {}
+        self._searcher = settled.searcher
         # Lengths, ascending, at which the searcher has not decided yet; None before the first validation.
         self._rungs: list[int] | None = None
-        self._unit = "batches"
 
     def note_units(self, units: float | None) -> None:
         """Keeps the length trained so far, in the searcher's unit. The next validations carry it, so the searcher knows
@@ -139,8 +142,9 @@ class TrainContext(Lacking):
     def _await_decision(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Waits until the searcher has decided at the rungs that this validation has reached."""
         if self._rungs is None:
-            self._unit, self._rungs = _rungs_of(self._searcher)
-        units = metrics.get(self._unit, steps_completed if self._unit == "batches" else self._units)
+            self._rungs = list(self._searcher.rungs)
+        unit = self._searcher.unit_name
+        units = metrics.get(unit, steps_completed if unit == "batches" else self._units)
         if not self._rungs or not isinstance(units, int | float) or units < self._rungs[0]:
             return
         self._rungs = [rung for rung in self._rungs if rung > units]
@@ -278,31 +282,6 @@ def _split(metrics: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]
             # torch raises a RuntimeError for a tensor of several entries.
             others[str(name)] = value
     return numbers, others
-
-
-def _rungs_of(section: Mapping[str, Any]) -> tuple[str, list[int]]:
-    """Returns the unit and the lengths at which a search by successive halving decides. They are those of all brackets,
-    because a trial does not know its own."""
-    from gangline.config.searcher import HALVING_NAMES, Searcher  # noqa: PLC0415  other searches need no validator
-
-    if section.get("name") not in HALVING_NAMES:
-        return "batches", []
-    searcher = Searcher.model_validate(dict(section))
-    return searcher.unit_name, sorted({rung.length for bracket in searcher.brackets for rung in bracket.rungs})
-
-
-def _searched_metric(cluster: ClusterInfo | None) -> str | None:
-    """Returns the name of the metric by which the searcher compares trials; None off the cluster."""
-    config = cluster.trial.config if cluster else {}
-    return (config.get("searcher") or {}).get("metric")
-
-
-def _decisive_metric(cluster: ClusterInfo | None) -> str | None:
-    """Returns the name of the validation metric that has to be finite; None where no metric has to be."""
-    config = cluster.trial.config if cluster else {}
-    if (config.get("optimizations") or {}).get("nonfinite_loss") == "ignore":
-        return None
-    return _searched_metric(cluster)
 
 
 def _print_metrics(group: str, steps_completed: int, metrics: Mapping[str, float], values_json: str) -> None:

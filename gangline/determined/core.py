@@ -23,6 +23,7 @@ from gangline.core import (
 from gangline.core.link import Link
 from gangline.core.storage_access.storage import CheckpointStore
 from gangline.core.tensorboard import TensorboardFolder
+from gangline.domain.settled.searcher import SettledLength
 from gangline.errors import invalid
 
 __all__ = list(core.__all__)
@@ -64,7 +65,9 @@ class DummySearcherContext(SearcherContext):
     """Yields one operation. length: its batches."""
 
     def __init__(self, dist: DistributedContext | None = None, length: int = 1) -> None:
-        super().__init__(dist or DistributedContext(), DummyTrainContext(), length, is_local=True)
+        super().__init__(
+            dist or DistributedContext(), DummyTrainContext(), SettledLength("batches", length), is_local=True
+        )
 
 
 class DummyProfilerContext(ProfilerContext):

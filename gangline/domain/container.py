@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping
 from typing import Any
 
 # Determined's size of /dev/shm. Data loaders hand batches to the rank in it.
@@ -26,12 +25,6 @@ _OF_DETERMINED = re.compile(r"(docker\.io/)?determinedai/")
 _CAPABILITY = re.compile(r"[A-Za-z_]+")
 _SIZE = re.compile(r"([0-9]*\.?[0-9]+) ?([kmgtp]?)i?b?", re.IGNORECASE)
 _EXPONENTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
-
-
-def has_image(config: Mapping[str, Any]) -> bool:
-    """Whether an experiment's configuration asks for a container."""
-    section = config.get("environment")
-    return isinstance(section, dict) and names_container(section.get("image"))
 
 
 def names_container(named: Any) -> bool:

@@ -1,16 +1,9 @@
-"""PURE: an experiment's settings for failures, read from its configuration as a dictionary, and facts about failures
-that ranks and runners share.
-
-Ranks and runners get the configuration as a dictionary. Submit has validated it (gangline.config.failure). A
-configuration that another version of Gangline stored may lack keys.
-"""
+"""PURE: an experiment's settings for failures, and facts about failures that ranks and runners share."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gangline.domain.state import LogAction
 
@@ -60,42 +53,29 @@ class HangRule:
     factor: float = 5.0
     start_seconds: float = 1800.0
     rest_seconds: float = 14400.0
-    is_enabled: bool = True  # whether the rule applies at all
-    watches_scripts: bool = False  # whether it applies where no trainer runs
+    enabled: bool | None = None  # None where the rule applies to Trainer.fit alone
 
+    @property
+    def is_enabled(self) -> bool:
+        """Returns whether the rule applies at all."""
+        return self.enabled is not False
 
-def hang_rule_of(config: Mapping[str, Any]) -> HangRule:
-    section = config.get("hang_detection") or {}
-    enabled = section.get("enabled")
-    return HangRule(
-        seconds=float(section.get("seconds", HangRule().seconds)),
-        factor=float(section.get("factor", HangRule().factor)),
-        start_seconds=float(section.get("start_seconds", HangRule().start_seconds)),
-        rest_seconds=float(section.get("rest_seconds", HangRule().rest_seconds)),
-        is_enabled=enabled is not False,
-        watches_scripts=enabled is True,
-    )
+    @property
+    def watches_scripts(self) -> bool:
+        """Returns whether it applies where no trainer runs."""
+        return self.enabled is True
 
 
 @dataclass(frozen=True, slots=True)
 class LogRule:
-    """A log policy."""
+    """A log policy: the action for a line of a trial's output."""
 
-    label: str  # name of the policy for users
-    pattern: str
-    action: LogAction | None  # None only reports the match in the log
+    name: str | None = None
+    pattern: str | None = None  # searched for in the line; None or empty never matches
+    action: LogAction | None = None  # None only reports the match in the log
+    signal: str | None = None  # the older key for name
 
-
-def log_rules_of(config: Mapping[str, Any]) -> list[LogRule]:
-    """Returns the log policies that have a pattern."""
-    entries = [entry for entry in config.get("log_policies") or () if entry.get("pattern")]
-    return [
-        LogRule(entry.get("name") or entry.get("signal") or entry["pattern"], entry["pattern"], _action_of(entry))
-        for entry in entries
-    ]
-
-
-def _action_of(entry: Mapping[str, Any]) -> LogAction | None:
-    action = entry.get("action")
-    word = action.get("type") if isinstance(action, Mapping) else action
-    return LogAction(str(word).upper()) if word else None
+    @property
+    def label(self) -> str:
+        """Returns the name of the policy for users."""
+        return self.name or self.signal or self.pattern or ""

@@ -16,7 +16,6 @@ from gangline.cluster_info import ClusterInfo, get_cluster_info
 from gangline.core import DistributedContext
 from gangline.core.beat import BUILD, GROUP, open_beat
 from gangline.core.context import note_parallelism_used
-from gangline.domain.failure import hang_rule_of
 from gangline.errors import GanglineError, invalid
 from gangline.pytorch import group
 from gangline.pytorch.data import seed
@@ -73,7 +72,7 @@ def init(
     choice = None
     if automatic is not None:
         choice = automatic.settle(core)
-        setting = replace(setting, settled_parallelism=automatic.section_for(choice))
+        setting = replace(setting, parallelism=automatic.section_for(choice))
     # After the choice, which has built the trial on the chief, so that the trial draws the same numbers as without it.
     seed.seed_build(setting.trial_seed)
     strategy = choose_strategy(
@@ -126,7 +125,7 @@ def _check_slots(cluster: ClusterInfo | None) -> None:
 def timeout_of(cluster: ClusterInfo | None) -> timedelta | None:
     """Returns how long a collective may wait. The trial runner finds a rank that hangs and names it. The backend's own
     timeout would name a rank that waits, so it must expire later. None for torch's own, where no runner watches."""
-    rule = hang_rule_of(cluster.trial.config) if cluster else None
+    rule = cluster.trial.settled.hang_detection if cluster else None
     if rule is None or not rule.is_enabled:
         return None
     # One rank may be waiting for its storage.

@@ -38,7 +38,7 @@ def run() -> int:
         sys.stderr.write("error: gangline.rank.entrypoint runs in a rank that a trial runner started\n")
         return EXIT_FAILED
     _prepare(cluster)
-    entrypoint = parse_entrypoint(cluster.trial.config["entrypoint"])
+    entrypoint = parse_entrypoint(cluster.trial.settled.entrypoint)
     link = connect()
     code = _run_guarded(lambda: _run(entrypoint, cluster), link)
     link.flush()

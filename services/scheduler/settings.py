@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from gangline.domain.settled.record import DEFAULT_POOL
 from gangline.domain.storage.storage_fault import DEFAULT_WAIT_SECONDS
 from services.common.setting.settings import ServiceSettings, check_names, check_own_storage
 from services.scheduler.placement import PoolConfig
@@ -20,7 +21,6 @@ from services.scheduler.placement.request.snapshot import (
     default_backfill,
     default_preemption,
 )
-from services.scheduler.state.facts import DEFAULT_POOL
 from services.scheduler.state.rules import DEFAULT_PRIORITY, Rules
 
 

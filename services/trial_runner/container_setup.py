@@ -22,7 +22,7 @@ from services.common.concurrency import in_own_thread
 from services.common.disk import write_atomic
 from services.common.rank_rules import RankUser
 from services.common.state_folder import SharedFolder
-from services.trial_runner.gang.gang_plan import Place, load_config, needs_no_library
+from services.trial_runner.gang.gang_plan import Place, needs_no_library, settled_of
 from services.trial_runner.ranks.confinement import STORAGE_SECONDS, Confinement
 from services.trial_runner.ranks.container import SOCKET, Container
 from services.trial_runner.ranks.container_plan import (
@@ -54,7 +54,7 @@ def make_container(files: AttemptFiles, note: Callable[[str], None]) -> Containe
     spec, folder = files.spec, files.folder
     gpus = tuple(slot.uuid or slot.id.rpartition("/")[2] for slot in spec.slots if _is_gpu(slot))
     code = str(folder.code_path.absolute())
-    request = find_request(load_config(spec), code, is_gpu=bool(gpus))
+    request = find_request(settled_of(spec), code, is_gpu=bool(gpus))
     if request is None:
         return None
     user = files.confinement.user

@@ -30,7 +30,7 @@ from services.common.concurrency import cancel
 from services.common.state_folder import SharedFolder
 from services.trial_runner.delivery.recorder import Recorder
 from services.trial_runner.exit_file import load_stop_deadline
-from services.trial_runner.gang.gang_plan import Place, load_config, without_settings
+from services.trial_runner.gang.gang_plan import Place, settled_of, without_settings
 from services.trial_runner.output_text import (
     MOST_NAMES,
     NOT_REPORTED,
@@ -128,7 +128,7 @@ class Output:
 
     @property
     def _is_script(self) -> bool:
-        entrypoint = parse_entrypoint(load_config(self.spec).get("entrypoint") or "")
+        entrypoint = parse_entrypoint(settled_of(self.spec).entrypoint)
         return not isinstance(entrypoint, TrialClass)
 
     @property
@@ -142,7 +142,7 @@ class Output:
             and self.recorder.has_lines
             and self.place.is_head
             and self._is_script
-            and not load_config(self.spec).get("task")
+            and settled_of(self.spec).task is None
         )
 
     async def _keep(self, stop: StopRequest) -> Kept:

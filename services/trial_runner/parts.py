@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from gangline.domain.failure import hang_rule_of, log_rules_of
 from gangline.v1 import runner_pb2
 from services.common.state_folder import SharedFolder
 from services.trial_runner.announcement import Announcement
@@ -20,7 +19,7 @@ from services.trial_runner.delivery.running_report import RunningReport
 from services.trial_runner.delivery.spool_folder import SpoolFolder
 from services.trial_runner.fusion_records import FusionRecords
 from services.trial_runner.gang.gang_links import GangLinks
-from services.trial_runner.gang.gang_plan import find_place, load_config
+from services.trial_runner.gang.gang_plan import find_place, settled_of
 from services.trial_runner.hang_end import HangEnd
 from services.trial_runner.last_report import LastReport
 from services.trial_runner.output import Output
@@ -49,8 +48,8 @@ class Parts:
         self.spec = spec
         self.folder = folder
         self.place = place = find_place(spec)
-        config = load_config(spec)
-        grace_seconds = float(config.get("preemption_timeout") or DEFAULT_GRACE_SECONDS)
+        settled = settled_of(spec)
+        grace_seconds = float(settled.preemption_timeout)
         link = RankLinkServer(folder.ranks_path.absolute())
         self.spool_folder = SpoolFolder(spec, place.agent_id, folder.state.spools)
         self.recorder = recorder = Recorder(self.spool_folder.spool, place.agent_id)
@@ -86,7 +85,7 @@ class Parts:
             on_hang=self.hang_end.on_hang,
         )
         self.watchdog = Watchdog(
-            place, hang_rule_of(config), self.beats, remote, self.gang, on_hang=self.hang_end.on_hang
+            place, settled.hang_detection, self.beats, remote, self.gang, on_hang=self.hang_end.on_hang
         )
 
         self.output = Output(spec, place, folder, recorder)
@@ -100,7 +99,7 @@ class Parts:
             self.announcement,
             events,
         )
-        self.log_policy = LogPolicyMatcher(log_rules_of(config), recorder.warn)
+        self.log_policy = LogPolicyMatcher(settled.log_policies, recorder.warn)
         self.pump = LogPump(RankLines(place, recorder, self.log_policy).on_lines)
         self.preparation = Preparation(
             spec, place, folder, self.beats.paths, self.confinement, rank_forkserver, self.gang, recorder.note, forked

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from gangline.alias.finder import SHIM
 from gangline.domain.entrypoint import Command, parse_entrypoint
-from gangline.domain.failure import hang_rule_of
+from gangline.domain.settled.record import Settled
 from gangline.domain.state import TaskKind
 from gangline.domain.storage.output import OUTPUT_KEY
 from gangline.domain.task_environment import TASK_IDLE_SECONDS, TASK_KEYS, TASK_PYTHON, TASK_SOCKET
@@ -28,8 +27,8 @@ from services.trial_runner.gang.gang_plan import (
     Network,
     Place,
     find_program,
-    load_config,
     rank_environment,
+    settled_of,
     threads_per_rank,
     without_settings,
 )
@@ -78,13 +77,12 @@ class RankSetup:
         self, network: Network, nursery: Nursery, pump: LogPump, on_hook: Callable[[int], None]
     ) -> RankStart:
         """Raises HookFailed, and GanglineError `environment.*`. on_hook: called with the pid of the startup hook."""
-        config = load_config(self.spec)
-        self._check_notebook(config)
+        settled = settled_of(self.spec)
+        self._check_notebook(settled)
         self._confine(nursery)
-        section = config.get("environment") or {}
-        directory = self._find_directory(section.get("working_directory") or "")
-        is_command = isinstance(parse_entrypoint(config.get("entrypoint") or ""), Command)
-        named = section.get("python") or ""
+        directory = self._find_directory(settled.environment.working_directory)
+        is_command = isinstance(parse_entrypoint(settled.entrypoint), Command)
+        named = settled.environment.python
         if self.container is not None:
             interpreter = contained_interpreter(self.container, needs_library=not is_command)
         else:
@@ -135,7 +133,7 @@ class RankSetup:
             environment=start.environments[self.place.first_rank] | own,
             directory=self.folder.code_path,
             listing=self.folder.hook_listing_path,
-            limit_seconds=hang_rule_of(load_config(self.spec)).start_seconds,
+            limit_seconds=settled_of(self.spec).hang_detection.start_seconds,
             on_up=on_hook,
         )
         # The packages of a container are not looked through: any hook may have changed them.
@@ -170,12 +168,12 @@ class RankSetup:
             self.confinement.give(folder)
         nursery.confinement = self.confinement
 
-    def _check_notebook(self, config: Mapping[str, Any]) -> None:
+    def _check_notebook(self, settled: Settled) -> None:
         """Raises GanglineError `environment.shared_notebook` where programs of other owners could open a notebook.
 
         Only the account that Jupyter runs as may connect to its socket. A token would be no boundary within an account.
         """
-        if (config.get("task") or {}).get("kind") != TaskKind.NOTEBOOK or not self.spec.has_other_users:
+        if settled.task_kind is not TaskKind.NOTEBOOK or not self.spec.has_other_users:
             return
         rules = self.confinement.rules
         if rules.shares_user(self.spec.owner) and not rules.shared_notebooks:
@@ -231,14 +229,14 @@ class RankSetup:
 
     def _task_variables(self) -> dict[str, str]:
         """Returns the variables of gangline/domain/task_environment.py; none for a training."""
-        task = load_config(self.spec).get("task") or {}
-        if not task:
+        task = settled_of(self.spec).task
+        if task is None:
             return {}
         return {
             TASK_PYTHON: sys.executable,
             TASK_SOCKET: str(self.folder.task_socket_path.absolute()),
             TASK_KEYS: str(self.folder.task_key_path.absolute()),
-            TASK_IDLE_SECONDS: str(task.get("idle_seconds") or ""),
+            TASK_IDLE_SECONDS: str(task.idle_seconds or ""),
         }
 
 

@@ -10,14 +10,15 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gangline.config.elastic import sizes_of
 from gangline.domain.allocation import Allocation
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import ExitKind, ReasonCode, State
 from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
 from services.scheduler.placement.request.order import by_priority
 from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import get
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.exit import unended_agents
 from tests.support.examples import examples
 from tests.support.scheduler_model import RULES, Model
@@ -186,17 +187,17 @@ class ElasticMachine(RuleBasedStateMachine):
         trials = [allocation.trial_id for allocation in self.model.allocations()]
         assert len(set(trials)) == len(trials)
         for allocation in self.model.allocations():
-            facts = facts_of(get(self.model.state, Experiment, allocation.experiment_id).config_json)
+            settled = settled_of(get(self.model.state, Experiment, allocation.experiment_id).config_json)
             if allocation.full_slots:
-                assert allocation.full_slots == facts.slots
-                assert allocation.num_slots in facts.smaller_sizes
+                assert allocation.full_slots == settled.resources.slots_per_trial
+                assert allocation.num_slots in sizes_of(settled)
                 assert allocation.shrink_reason
                 trial = get(self.model.state, Trial, allocation.trial_id)
                 assert (
                     allocation.state is State.STOPPING or allocation.grow_at == trial.resized_at + RULES.resize_seconds
                 )
             else:
-                assert allocation.num_slots == facts.slots
+                assert allocation.num_slots == settled.resources.slots_per_trial
             assert allocation.attempt > 1 or not allocation.full_slots, "a trial that never ran has its full size"
 
 

@@ -19,8 +19,8 @@ from gangline.domain.state import AgentState, Availability, CheckpointState, Exi
 from gangline.errors import GanglineError
 from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
 from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import StateChange, get
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.checkpoint import confirm_checkpoints_deleted
 from services.scheduler.transition.end import kill_experiment
 from services.scheduler.transition.exit import unended_agents
@@ -121,7 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def resources_change(self, choice: int, change: dict[str, float]) -> None:
         experiment = self.choose_experiment(choice)
-        slots = facts_of(experiment.config_json).slots
+        slots = settled_of(experiment.config_json).resources.slots_per_trial
         is_refused = 0 < change.get("max_slots", 0) < slots or experiment.state in OVER
         if is_refused:
             with pytest.raises(GanglineError):
@@ -129,9 +129,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.model.update_resources(experiment.id, **change)
         assert not self.model.update_resources(experiment.id, **change)
-        facts = facts_of(get(self.model.state, Experiment, experiment.id).config_json)
-        assert facts.priority == change.get("priority", facts.priority)
-        assert facts.max_slots == (change.get("max_slots", facts.max_slots) or None)
+        settled = settled_of(get(self.model.state, Experiment, experiment.id).config_json)
+        assert settled.resources.priority == change.get("priority", settled.resources.priority)
+        assert settled.resources.max_slots == (change.get("max_slots", settled.resources.max_slots) or None)
 
     @precondition(lambda self: len(self.model.experiments()) > 1)
     @rule(choice=pick, anchor_choice=pick, is_behind=st.booleans())
@@ -288,7 +288,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ]
 
     def priority_of(self, experiment: Experiment) -> int:
-        return priority_of(facts_of(experiment.config_json), RULES)
+        return priority_of(settled_of(experiment.config_json), RULES)
 
     @invariant()
     def nothing_stays_where_it_may_not(self) -> None:
@@ -330,7 +330,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for allocation in self.model.allocations():
             experiment = self.model.state.find(Experiment, allocation.experiment_id)
             assert experiment is not None
-            assert allocation.num_slots == facts_of(experiment.config_json).slots
+            assert allocation.num_slots == settled_of(experiment.config_json).resources.slots_per_trial
             assert len({member.agent_id for member in allocation.members}) == len(allocation.members)
             assert len({report.agent_id for report in allocation.exits}) == len(allocation.exits)
             assert [member.node_rank for member in allocation.members] == list(range(len(allocation.members)))

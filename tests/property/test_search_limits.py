@@ -19,7 +19,7 @@ from gangline.domain.allocation import Allocation
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import ExitKind, State
 from services.scheduler.placement import PoolConfig, plan
-from services.scheduler.state.facts import facts_of
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.end import activate_experiment, kill_experiment, kill_trial, pause_experiment
 from services.scheduler.transition.exit import unended_agents
 from services.scheduler.transition.submit_check import admit, submit_experiment
@@ -175,7 +175,7 @@ class SearchLimitsMachine(RuleBasedStateMachine):
         experiment = self.experiment(experiment_id)
         if experiment.state in (State.TERMINAL, State.STOPPING):
             return
-        wanted = slots and max(slots, facts_of(experiment.config_json).slots)
+        wanted = slots and max(slots, settled_of(experiment.config_json).resources.slots_per_trial)
         fields = {"when_free": True} if when_free and wanted else {}
         self.model.update_resources(experiment_id, max_slots=wanted, **fields)
         self.most_slots[experiment_id] = max(self.cap(experiment_id), self.held()[experiment_id])
@@ -202,7 +202,7 @@ class SearchLimitsMachine(RuleBasedStateMachine):
         return experiment
 
     def cap(self, experiment_id: int) -> float:
-        return facts_of(self.experiment(experiment_id).config_json).max_slots or float("inf")
+        return settled_of(self.experiment(experiment_id).config_json).resources.max_slots or float("inf")
 
     def held(self) -> Counter[int]:
         held: Counter[int] = Counter()

@@ -19,9 +19,9 @@ from services.scheduler.searcher.replay import keep_searcher, take_searcher
 from services.scheduler.searcher.sampled import Sampled
 from services.scheduler.searcher.study import Record, Study
 from services.scheduler.state.codec import operations_of, record_of
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SchedulerState, StateChange, get
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.availability import registered
 from services.scheduler.transition.end import continue_change
 from services.scheduler.transition.exit import member_exited
@@ -55,7 +55,7 @@ class SearchWorld:
         agents = (Agent("a1", slots=tuple(Slot(f"a1/{number}") for number in range(64))),)
         for agent in agents:
             self.apply(registered(self.records, agent, RULES, self.now))
-        submission = AdmittedSubmission("r", "ann", facts_of(config), config, "0", seed)
+        submission = AdmittedSubmission("r", "ann", settled_of(config), config, "0", seed)
         self.apply(submit_experiment(self.records, submission, RULES, self.now))
 
     def apply(self, change: StateChange) -> StateChange:
@@ -78,12 +78,12 @@ class SearchWorld:
 
     def _suggestions(self) -> Suggestions:
         """As the leader makes them outside of transitions."""
-        facts = facts_of(self.experiment.config_json)
-        searcher = take_searcher(self.records, self.search, facts)
+        settled = settled_of(self.experiment.config_json)
+        searcher = take_searcher(self.records, self.search, settled)
         keep_searcher(self.records, self.search, searcher)
         if not isinstance(searcher, Sampled):
             return {}
-        self._study = self._study or Study(Brief(facts.searcher, facts.hyperparameters, self.search.seed))
+        self._study = self._study or Study(Brief(settled.searcher, settled.hyperparameters, self.search.seed))
         known = [json.loads(trial.hyperparameters_json) for trial in self.trials]
         return self._study.suggest(Record(known, searcher.told, searcher.num_told_by_number), 8)
 

@@ -17,6 +17,7 @@ from gangline.domain import explanation
 from gangline.domain.allocation import ExitReport, shrunk_reason
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.explanation import clock_time, describe_exclusion
+from gangline.domain.settled.reading import settle
 from gangline.domain.state import Outcome, ReasonCode, State
 from gangline.domain.view import ExperimentView, TrialView
 
@@ -33,8 +34,8 @@ def is_search(view: ExperimentView) -> bool:
 
 def searched_metric(experiment: Experiment) -> tuple[str, bool]:
     """Returns the metric that decides which trial is best, and whether smaller is better."""
-    searcher = json.loads(experiment.config_json or "{}").get("searcher", {})
-    return searcher.get("metric", ""), searcher.get("smaller_is_better", True)
+    searcher = settle(experiment.config_json).searcher
+    return searcher.metric, searcher.smaller_is_better
 
 
 def best_trial(view: ExperimentView) -> TrialView | None:

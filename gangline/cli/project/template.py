@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ import typer
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age
 from gangline.cli.shared import Json, add_list, connect, new_group, show
+from gangline.domain.settled.reading import load_document
 from gangline.text_file import read_text
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def set_template(
 
 
 def _row(entry: Template, now: float) -> tuple[object, ...]:
-    return (entry.name, entry.owner, ", ".join(json.loads(entry.config_json)), format_age(entry.updated_at, now))
+    return (entry.name, entry.owner, ", ".join(load_document(entry.config_json)), format_age(entry.updated_at, now))
 
 
 add_list(
@@ -60,7 +60,7 @@ def describe(name: Name, is_json: Json = False) -> None:
 
     with connect() as client:
         template = client.find_template(name)
-    values = json.loads(template.config_json)
+    values = load_document(template.config_json)
     show(template, is_json, lambda: yaml.safe_dump(values, sort_keys=False, allow_unicode=True).splitlines())
 
 

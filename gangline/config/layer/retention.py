@@ -5,10 +5,10 @@ The SDK checks a change before it sends it, and the scheduler again.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 from gangline.domain.experiment import RetentionChange
+from gangline.domain.settled.reading import with_values
 from gangline.errors import invalid
 
 # Both are the largest values of Determined's API.
@@ -41,15 +41,7 @@ def check_retention_change(change: RetentionChange) -> None:
 
 def with_retention(config_json: str, change: RetentionChange) -> str:
     """Returns the configuration with the values of the change; the same text where it has them already."""
-    document = json.loads(config_json)
-    is_changed = False
-    for key, value in _values(change).items():
-        section = document.get(_SECTION_BY_KEY[key])
-        if section is None:
-            section = document[_SECTION_BY_KEY[key]] = {}
-        is_changed = is_changed or section.get(key) != value
-        section[key] = value
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")) if is_changed else config_json
+    return with_values(config_json, {(_SECTION_BY_KEY[key], key): value for key, value in _values(change).items()})
 
 
 def _values(change: RetentionChange) -> dict[str, int]:

@@ -27,6 +27,8 @@ from gangline.determined.sdk.experiment_state import (
 )
 from gangline.domain.history import StoredMetrics
 from gangline.domain.id import number_of
+from gangline.domain.settled.reading import settle
+from gangline.domain.settled.record import Settled
 from gangline.domain.state import LogLevel as OurLogLevel
 from gangline.domain.state import State
 from gangline.errors import invalid, not_found
@@ -213,8 +215,8 @@ class Trial(Lacking):
         max_results: int | None = None,
     ) -> list[Checkpoint]:
         """Returns its checkpoints, by the searcher's metric and the best one first where sort_by is None."""
-        experiment = self._own.experiment()
-        return _checkpoints(self._own.checkpoints(), experiment.config, self._client, sort_by, order_by, max_results)
+        settled = settle(self._own.experiment().record.config_json)
+        return _checkpoints(self._own.checkpoints(), settled, self._client, sort_by, order_by, max_results)
 
     def get_checkpoints(
         self, sort_by: str | CheckpointSortBy | None = None, order_by: OrderBy | None = None
@@ -282,11 +284,11 @@ class Experiment(Lacking):
 
     @property
     def description(self) -> str:
-        return str(self.config.get("description") or "")
+        return settle(self._own.record.config_json).description
 
     @property
     def labels(self) -> set[str]:
-        return set(self.config.get("labels") or ())
+        return set(settle(self._own.record.config_json).labels)
 
     @property
     def state(self) -> ExperimentState:
@@ -351,7 +353,8 @@ class Experiment(Lacking):
         max_results: int | None = None,
     ) -> list[Checkpoint]:
         """Returns its checkpoints, by the searcher's metric and the best one first where sort_by is None."""
-        return _checkpoints(self._own.checkpoints(), self.config, self._client, sort_by, order_by, max_results)
+        settled = settle(self._own.record.config_json)
+        return _checkpoints(self._own.checkpoints(), settled, self._client, sort_by, order_by, max_results)
 
     def top_checkpoint(self, sort_by: str | None = None, smaller_is_better: bool | None = None) -> Checkpoint:
         return Checkpoint(self._own.top_checkpoint(sort_by, smaller_is_better), self._client)
@@ -386,7 +389,7 @@ _CHECKPOINT_KEYS: Mapping[CheckpointSortBy, Any] = {
 
 def _checkpoints(
     checkpoints: Sequence[handle.Checkpoint],
-    config: dict[str, Any],
+    settled: Settled,
     client: Client,
     sort_by: str | CheckpointSortBy | None,
     order_by: OrderBy | None,
@@ -398,7 +401,7 @@ def _checkpoints(
     else:
         metric = sort_by if isinstance(sort_by, str) else None
         is_ascending = None if order_by is None else order_by is OrderBy.ASC
-        name, is_ascending = choose_order(config, metric, is_ascending)
+        name, is_ascending = choose_order(settled, metric, is_ascending)
         values = [(value_of(checkpoint.record, name), checkpoint) for checkpoint in checkpoints]
         with_value = sorted(
             ((value, checkpoint) for value, checkpoint in values if value is not None),

@@ -38,7 +38,7 @@ class Keeper:
         self._saver = Saver(
             context.core.checkpoint,
             context.distributed,
-            is_asynchronous=context.setting.saves_in_background,
+            is_asynchronous=context.setting.settled.async_checkpoints,
             on_saved=self._tell,
         )
 

@@ -6,14 +6,11 @@ ranks. Without profiling it costs a few checks of a flag. The training loop driv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 
 from gangline.core.load import LoadSampler
 from gangline.core.profiler import GROUP
+from gangline.domain.settled.record import SettledProfiling
 from gangline.pytorch.profile.clock import StepClock
 from gangline.pytorch.profile.trace import Trace
 from gangline.pytorch.profile.traffic import Traffic
@@ -22,40 +19,13 @@ from gangline.pytorch.profile.traffic import Traffic
 SUMMED = "samples_per_second"
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileSetting:
-    """Settings of a profile."""
-
-    is_enabled: bool = False
-    first: int | None = None  # first batch of the trial that is measured; None for no bound
-    last: int | None = None  # last batch of the trial that is measured; None for no bound
-    # whether each phase waits for the GPU at its end, so that it includes the work that it started
-    synchronizes: bool = True
-
-    @staticmethod
-    def parse(section: Mapping[str, Any] | None, is_enabled: bool) -> ProfileSetting:
-        """Returns the settings. section: `profiling` of the configuration. is_enabled: whether the script enables the
-        profile."""
-        values = section or {}
-        return ProfileSetting(
-            is_enabled=is_enabled or bool(values.get("enabled")),
-            first=values.get("begin_on_batch"),
-            last=values.get("end_after_batch"),
-            synchronizes=bool(values.get("sync_timings", True)),
-        )
-
-    def covers(self, batch: int) -> bool:
-        """Returns whether a batch is measured. batch: counts all batches of the trial from 0."""
-        return self.is_enabled and (self.first or 0) <= batch and (self.last is None or batch <= self.last)
-
-
 class Profile:
     """Measures steps. The loop calls begin_batch and end_batch around each batch, take at each training report, and
     close at the end."""
 
     group = GROUP
 
-    def __init__(self, setting: ProfileSetting, clock: StepClock, traffic: Traffic) -> None:
+    def __init__(self, setting: SettledProfiling, clock: StepClock, traffic: Traffic) -> None:
         self._setting = setting
         self._clock = clock
         self._traffic = traffic
@@ -125,13 +95,13 @@ def mean(by_rank: list[dict[str, float]]) -> dict[str, float]:
 
 
 def open_profile(
-    setting: ProfileSetting, *, clock: StepClock, trace: Trace, traffic: Traffic, device: torch.device, batches: int
+    setting: SettledProfiling, *, clock: StepClock, trace: Trace, traffic: Traffic, device: torch.device, batches: int
 ) -> Profile:
     """Returns the profile of a trial. batches: completed before this process began. torch's profiler also traces a
     range of batches, unless the trial configured it itself."""
-    if device.type == "cuda" and setting.is_enabled and setting.synchronizes:
+    if device.type == "cuda" and setting.enabled and setting.sync_timings:
         clock.synchronize_with(lambda: torch.cuda.synchronize(device))
-    first, last = setting.first, setting.last
-    if setting.is_enabled and first is not None and last is not None and last >= batches and not trace.is_configured:
+    first, last = setting.begin_on_batch, setting.end_after_batch
+    if setting.enabled and first is not None and last is not None and last >= batches and not trace.is_configured:
         trace.configure_range(max(0, first - batches), last - batches)
     return Profile(setting, clock, traffic)

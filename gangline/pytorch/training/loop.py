@@ -68,9 +68,10 @@ class TrainingLoop:
         self._evaluation = evaluation
         self._profile = profile
         self._trace = context.trace
-        self._is_profiled = context.profile_setting.is_enabled
+        self._is_profiled = context.profiling.enabled
         self._aggregation_frequency = context.setting.optimizations.aggregation_frequency
-        self._best = BestMetric(context.setting.metric, context.setting.smaller_is_better)
+        searcher = context.setting.settled.searcher
+        self._best = BestMetric(searcher.metric or None, searcher.smaller_is_better)
         self._has_warned_of_metric = False
         self._keeper = Keeper(context, callbacks)
         self._reports = TrainingReports(
@@ -388,7 +389,9 @@ class TrainingLoop:
         metrics = self._evaluation.run()
         self._newest_validation, self._newest_metrics = self._position.batches, metrics
         if self._distributed.is_chief:
-            self._context.core.train.note_units(self._position.count_by(self._context.setting.searcher_unit))
+            self._context.core.train.note_units(
+                self._position.count_by(self._context.setting.settled.searcher.unit_name)
+            )
             self._context.core.train.report_trainers_validation(self._position.batches, metrics)
             self._context.log_to_tensorboard("validation", self._position.batches, metrics)
         self._warn_of_metric(metrics)

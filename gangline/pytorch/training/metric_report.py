@@ -63,7 +63,7 @@ class TrainingReports:
         self._is_joint = context.distributed.size > 1 and (
             context.setting.optimizations.average_training_metrics or context.replica.count != context.distributed.size
         )
-        self._is_profiled = context.profile_setting.is_enabled
+        self._is_profiled = context.profiling.enabled
         self._keeps_batch_metrics = any(_wants_batch_metrics(callback) for callback in callbacks.values())
         self._batch_metrics: list[dict[str, Any]] = []
         self._ends_at_once = False

@@ -19,7 +19,7 @@ from gangline.pytorch.checkpoint import TRIAL_ID, Source, is_of_another_trial, i
 from gangline.pytorch.checkpoint.determined import describe_folder
 from gangline.pytorch.data.foreign_loader import ForeignLoader
 from gangline.pytorch.data.loader import DataLoader
-from gangline.pytorch.profile.profile import ProfileSetting, open_profile
+from gangline.pytorch.profile.profile import open_profile
 from gangline.pytorch.profile.traffic import Traffic
 from gangline.pytorch.training.evaluation import Evaluation
 from gangline.pytorch.training.loop import TrainingLoop
@@ -63,18 +63,20 @@ class Trainer:
         as profiling.enabled.
         """
         setting = self._context.setting
-        self._context.profile_setting = ProfileSetting.parse(setting.config.get("profiling"), profiling_enabled)
+        profiling = setting.settled.profiling
+        self._context.profiling = profiling._replace(enabled=profiling.enabled or profiling_enabled)
         reporting = check_unit(reporting_period, "reporting_period")
         schedule = Schedule(
             max_length=_length(check_unit(max_length, "max_length") or setting.max_length, test_mode),
             reporting_period=Batch(1) if test_mode else reporting or setting.reporting_period,
             validation_period=check_unit(validation_period, "validation_period") or setting.validation_period,
             checkpoint_period=check_unit(checkpoint_period, "checkpoint_period") or setting.checkpoint_period,
-            checkpoint_policy=check_policy(checkpoint_policy or setting.checkpoint_policy),
+            checkpoint_policy=check_policy(checkpoint_policy or setting.settled.checkpoint_policy),
             rungs=NO_RUNGS if test_mode else Rungs(setting.rungs),
             aggregation_frequency=setting.optimizations.aggregation_frequency,
         )
-        self._train(schedule, latest_checkpoint, step_zero_validation or setting.has_initial_validation, test_mode)
+        validates_first = step_zero_validation or setting.settled.perform_initial_validation
+        self._train(schedule, latest_checkpoint, validates_first, test_mode)
 
     def _train(
         self, schedule: Schedule, checkpoint: str | CheckpointInfo | None, validate_first: bool, test_mode: bool
@@ -114,7 +116,7 @@ class Trainer:
         )
         training = self._loader_of(self._trial.build_training_data_loader(), "build_training_data_loader")
         profile = open_profile(
-            context.profile_setting,
+            context.profiling,
             clock=context.clock,
             trace=context.trace,
             traffic=Traffic(context.strategy.traffic_meters(), context.clock),

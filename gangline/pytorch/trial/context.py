@@ -23,6 +23,7 @@ from gangline.config.batch import BatchSplit, split_batch
 from gangline.config.strategy_choice import StrategyChoice
 from gangline.core import Context, DistributedContext
 from gangline.core.beat import BACKWARD, OPTIMIZER, TRAIN_BATCH
+from gangline.domain.settled.record import SettledProfiling
 from gangline.errors import invalid
 from gangline.lacking import Lacking
 from gangline.pytorch.data import batch_data as batches
@@ -30,7 +31,6 @@ from gangline.pytorch.metrics.reducer import MetricReducer, Reducers
 from gangline.pytorch.parallel import Replica, Strategy, log_left_out, recomputation_of, recompute
 from gangline.pytorch.parallel.shared.ownership import plain_names
 from gangline.pytorch.profile.clock import StepClock
-from gangline.pytorch.profile.profile import ProfileSetting
 from gangline.pytorch.profile.trace import Trace
 from gangline.pytorch.trial.autocast import autocast_forward
 from gangline.pytorch.trial.backward import OwnBackward
@@ -104,7 +104,7 @@ class PyTorchTrialContext(Lacking):
         self.reducers = Reducers(core.distributed, self.replica.is_counted)
         self.clock = StepClock()
         self.trace = Trace()
-        self.profile_setting = ProfileSetting()
+        self.profiling = SettledProfiling()
         self.position = Position(epoch_length=1, records_per_batch=0)
         # Whether the loop has set the position. Before that its length of an epoch is not known.
         self.is_positioned = False
@@ -151,7 +151,7 @@ class PyTorchTrialContext(Lacking):
 
     def get_data_config(self) -> dict[str, Any]:
         """Returns the configuration's section `data`."""
-        return dict(self.setting.config.get("data") or {})
+        return dict(self.setting.settled.data)
 
     def get_trial_seed(self) -> int:
         return self.setting.trial_seed

@@ -1,7 +1,8 @@
-"""PURE: reads the trainer's settings from an experiment's configuration, which a rank gets as a plain dictionary.
+"""PURE: the trainer's settings, from an experiment's configuration, which a rank gets as a plain dictionary.
 
 Submit has validated it; off the cluster a user passes as much of it as needed. Defaults are those of the
-configuration's reference.
+configuration's reference. Values that a script may write in several forms are read from the dictionary, so that a wrong
+one is an error where it is used; all others are read from the settled record.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from gangline.config.optimization import Optimizations, parse_optimizations
-from gangline.config.searcher import HALVING_NAMES, UNITS, Searcher
+from gangline.domain.settled.reading import UNITS, settle_values
+from gangline.domain.settled.record import Settled
 from gangline.domain.storage.manifest import find_unwritable
 from gangline.errors import invalid
 from gangline.pytorch.trial.unit import Batch, TrainUnit, parse_unit
@@ -29,52 +29,29 @@ class TrialSetting:
     """Settings of one trial."""
 
     config: Mapping[str, Any] = field(default_factory=dict)  # the experiment's configuration, perhaps only parts of it
+    settled: Settled = field(default_factory=Settled)  # `config` with all defaults
     hparams: Mapping[str, Any] = field(default_factory=dict)  # this trial's hyperparameters
     optimizations: Optimizations = field(default_factory=Optimizations)  # the section of this name, validated
     trial_seed: int = 0
-    # section that `parallelism: auto` has chosen; None if the configuration names the strategy
-    settled_parallelism: Mapping[str, Any] | None = None
-
-    @property
-    def parallelism(self) -> Any:
-        return self.settled_parallelism or self.config.get("parallelism")
+    # strategy or section as written, or the one that `parallelism: auto` has chosen; None leaves it to the slots
+    parallelism: Any = None
 
     @property
     def max_length(self) -> TrainUnit | None:
         """Length of the trial: searcher.max_length, or else searcher.max_time where time_metric is a unit."""
-        length = parse_unit(self._searcher.get("max_length"), "searcher.max_length")
-        return length or self._as_unit(self._searcher.get("max_time"))
-
-    @property
-    def searcher_unit(self) -> str:
-        """Name of the unit in which the searcher measures trials: batches, epochs, records or a validation metric."""
-        length = self._searcher.get("max_length")
-        units = [unit for unit in UNITS if isinstance(length, Mapping) and length.get(unit)]
-        return str(self._searcher.get("time_metric") or (units[0] if units else "batches"))
+        section = self.config.get("searcher") or {}
+        length = parse_unit(section.get("max_length"), "searcher.max_length")
+        return length or self._as_unit(self.settled.searcher.max_time)
 
     @property
     def rungs(self) -> tuple[TrainUnit, ...]:
         """Lengths at which the searcher decides whether a trial trains on; none where time_metric is a validation
-        metric, whose values are known only after a validation. A trial does not know its bracket, so these are the
-        rungs of all brackets."""
-        section = self._section
-        lengths = {rung.length for bracket in section.brackets for rung in bracket.rungs} if section else ()
-        units = (self._as_unit(length) for length in sorted(lengths))
+        metric, whose values are known only after a validation."""
+        units = map(self._as_unit, self.settled.searcher.rungs)
         return tuple(unit for unit in units if unit is not None)
 
-    @property
-    def _section(self) -> Searcher | None:
-        """The section `searcher` of a search by successive halving; None for other searchers."""
-        if self._searcher.get("name") not in HALVING_NAMES:
-            return None
-        try:
-            return Searcher.model_validate(self._searcher)
-        except ValidationError:
-            # Off the cluster a script may pass parts of a configuration, and no searcher stops its trial.
-            return None
-
     def _as_unit(self, length: int | None) -> TrainUnit | None:
-        name = self.searcher_unit
+        name = self.settled.searcher.unit_name
         return parse_unit({name: length}, "searcher.max_time") if length and name in UNITS else None
 
     @property
@@ -90,36 +67,11 @@ class TrialSetting:
         return Batch(_whole_number(self.config.get("scheduling_unit"), "scheduling_unit") or 100)
 
     @property
-    def checkpoint_policy(self) -> str:
-        return check_policy(str(self.config.get("checkpoint_policy") or "best"))
-
-    @property
-    def saves_in_background(self) -> bool:
-        return self.config.get("async_checkpoints") is not False
-
-    @property
-    def has_initial_validation(self) -> bool:
-        return bool(self.config.get("perform_initial_validation"))
-
-    @property
     def may_shrink(self) -> bool:
         """Returns whether an attempt of the trial may have fewer slots than slots_per_trial."""
-        resources = self.config.get("resources") or {}
-        fewest = resources.get("min_slots_per_trial")
-        return fewest is not None and fewest < (resources.get("slots_per_trial") or 1)
-
-    @property
-    def metric(self) -> str | None:
-        """Name of the validation metric that decides which checkpoint is best; None where no searcher names one."""
-        return self._searcher.get("metric")
-
-    @property
-    def smaller_is_better(self) -> bool:
-        return bool(self._searcher.get("smaller_is_better", True))
-
-    @property
-    def _searcher(self) -> Mapping[str, Any]:
-        return self.config.get("searcher") or {}
+        resources = self.settled.resources
+        fewest = resources.min_slots_per_trial
+        return fewest is not None and fewest < resources.slots_per_trial
 
 
 def optimizations_from(config: Mapping[str, Any], aggregation_frequency: int) -> Optimizations:
@@ -187,7 +139,9 @@ def make_setting(
         )
     return TrialSetting(
         config=config,
+        settled=settle_values(config),
         hparams={**hparams, **(cluster.trial.hparams if cluster else {})},
         optimizations=optimizations_from(config, aggregation_frequency),
         trial_seed=cluster.trial.trial_seed if cluster else seed_from(config),
+        parallelism=config.get("parallelism"),
     )

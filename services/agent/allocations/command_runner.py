@@ -10,15 +10,14 @@ back.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangline.domain.container import has_image
 from gangline.domain.entrypoint import program_of
+from gangline.domain.settled.reading import settle
 from gangline.launch import channel
 from gangline.v1 import runner_pb2
 from services.agent.allocations.journal_record import Process
@@ -38,17 +37,17 @@ def is_lone_command(spec: runner_pb2.RunnerSpec) -> bool:
     if len(members) != 1 or len(members[0].slot_ids) > 1:
         return False
     try:
-        config = json.loads(spec.config_json)
-        return bool(program_of(config["entrypoint"])) and not has_image(config)
-    except (ValueError, LookupError, TypeError):
+        settled = settle(spec.config_json)
+        return bool(settled.entrypoint and program_of(settled.entrypoint)) and not settled.has_image
+    except ValueError:
         return False
 
 
 def is_task(spec: runner_pb2.RunnerSpec) -> bool:
     """Whether the allocation runs a user's command, which must not begin twice."""
     try:
-        return bool(json.loads(spec.config_json).get("task"))
-    except (ValueError, AttributeError):
+        return settle(spec.config_json).task is not None
+    except ValueError:
         return False
 
 

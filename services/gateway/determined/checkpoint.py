@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 
 from gangline.domain.experiment import METADATA_FILE, Checkpoint
 from gangline.domain.id import experiment_id_of, number_of, trial_id_of
+from gangline.domain.settled.reading import settle_values
 from gangline.domain.state import CheckpointState
 from gangline.domain.view import ExperimentView
 from gangline.errors import GanglineError, invalid
@@ -135,7 +136,7 @@ def _training(checkpoint: Checkpoint, origin: ExperimentView | None, metrics: di
     if origin is None or not trials:
         return {"validationMetrics": {"avgMetrics": {}}}
     config = load(origin.experiment.config_json)
-    searcher_metric = metrics.get(config.get("searcher", {}).get("metric", ""), math.nan)
+    searcher_metric = metrics.get(settle_values(config).searcher.metric, math.nan)
     if checkpoint.is_past_length:
         # Trials are compared at equal length.
         searcher_metric = math.nan

@@ -11,6 +11,7 @@ from typing import Any
 from gangline.config import named_home, parse_config, read_config
 from gangline.config.yaml_document import parse_document
 from gangline.domain.experiment import Experiment, ExperimentFilter, RetentionChange, TextChange
+from gangline.domain.settled.reading import settle_values
 from gangline.domain.state import ExperimentAction, Outcome, State
 from gangline.domain.view import ProjectView
 from gangline.errors import invalid
@@ -222,13 +223,14 @@ async def _projects(call: Call) -> dict[int, ProjectView]:
 def _describe(call: Call, experiment: Experiment, projects: dict[int, ProjectView]) -> Json:
     """Returns v1Experiment."""
     config = load(experiment.config_json)
+    settled = settle_values(config)
     home = projects.get(experiment.home_id)
     [progress] = call.cases.experiments.progress([experiment]) if experiment.id else [None]
     num_trials = call.cases.experiments.count_trials(experiment.id)
     described: Json = {
         "id": experiment.id,
         "name": experiment.name,
-        "description": config.get("description") or "",
+        "description": settled.description,
         "notes": experiment.notes,
         "labels": list(experiment.labels),
         "username": experiment.owner,
@@ -245,10 +247,10 @@ def _describe(call: Call, experiment: Experiment, projects: dict[int, ProjectVie
         "workspaceId": home.project.workspace_id if home else 1,
         "workspaceName": home.workspace_name if home else "",
         "parentArchived": bool(home and home.is_archived),
-        "resourcePool": config.get("resources", {}).get("resource_pool") or "default",
-        "searcherType": config.get("searcher", {}).get("name", ""),
-        "searcherMetric": config.get("searcher", {}).get("metric", ""),
-        "hyperparameters": config.get("hyperparameters", {}),
+        "resourcePool": settled.resources.pool_name,
+        "searcherType": settled.searcher.name,
+        "searcherMetric": settled.searcher.metric,
+        "hyperparameters": dict(settled.hyperparameters),
         "startTime": start_instant(experiment.created_at),
         "unmanaged": False,
     }

@@ -6,6 +6,7 @@ from typing import Any
 
 from gangline.domain.experiment import VALIDATION_METRICS, Checkpoint, RetentionChange
 from gangline.domain.id import experiment_id_of, number_of, trial_id_of
+from gangline.domain.settled.reading import settle
 from gangline.errors import invalid
 from services.gateway.determined.call import Call, Routes, start_instant
 from services.gateway.determined.checkpoint import describe_resources
@@ -32,9 +33,9 @@ async def preview(call: Call) -> Json:
     experiment_id = call.number("id")
     given = {key: call.query.get(key) for key in _STORAGE_KEYS.values()}
     change = RetentionChange(**{key: to_number(value, key) for key, value in given.items() if value is not None})
-    config = load((await call.cases.experiments.view(experiment_id)).experiment.config_json)
+    view = await call.cases.experiments.view(experiment_id)
     checkpoints = await call.cases.checkpoints.preview_retention(experiment_id, change)
-    metric = config.get("searcher", {}).get("metric", "")
+    metric = settle(view.experiment.config_json).searcher.metric
     return {"checkpoints": [_describe(checkpoint) for checkpoint in checkpoints], "metric_name": metric}
 
 

@@ -17,6 +17,7 @@ from gangline.config import read_config
 from gangline.config.task import plan_task
 from gangline.domain.experiment import Experiment, ExperimentFilter, ResourceChange
 from gangline.domain.id import parse_trial_id, trial_id
+from gangline.domain.settled.reading import settle_values
 from gangline.domain.state import Outcome, State, TaskKind
 from gangline.domain.view import TrialView
 from gangline.errors import invalid, not_found
@@ -195,7 +196,7 @@ def describe(call: Call, experiment: Experiment) -> Json:
         "username": experiment.owner,
         "displayName": experiment.owner,
         "userId": call.authenticator.number_of_user(experiment.owner),
-        "resourcePool": config.get("resources", {}).get("resource_pool") or "default",
+        "resourcePool": settle_values(config).resources.pool_name,
         "startTime": start_instant(experiment.created_at),
         "state": _STATES[experiment.state],
         "workspaceId": 1,

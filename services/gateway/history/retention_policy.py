@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gangline.domain.document import read_document
 from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.settled.reading import settle
 from gangline.domain.state import State
 
 DAY_SECONDS = 86_400.0
@@ -60,14 +60,10 @@ def find_expired(experiments: Iterable[Experiment], trials: Iterable[Trial], day
 
 
 def _days_of(experiment: Experiment, days: Days) -> Days:
-    config = read_document(experiment.config_json)
-    policy = config.get("retention_policy") if isinstance(config, dict) else None
-    if not isinstance(policy, dict):
-        return days
-    own_logs, own_metrics = policy.get("log_retention_days"), policy.get("metric_retention_days")
+    policy = settle(experiment.config_json).retention_policy
     return Days(
-        own_logs if isinstance(own_logs, int) else days.logs,
-        own_metrics if isinstance(own_metrics, int) else days.metrics,
+        days.logs if policy.log_retention_days is None else policy.log_retention_days,
+        days.metrics if policy.metric_retention_days is None else policy.metric_retention_days,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 
@@ -23,6 +22,7 @@ from gangline.domain.experiment import (
     Trial,
 )
 from gangline.domain.search import SearchEvent, SearchOperation, SearchPreview
+from gangline.domain.settled.reading import settle_values
 from gangline.domain.state import ExperimentAction, State
 from gangline.domain.trace import TraceOrder, check_batches
 from gangline.domain.view import ExperimentProgress, ExperimentView, TrialView
@@ -245,14 +245,14 @@ class Experiments:
     async def preview_search(self, config_json: str, limit: int) -> SearchPreview:
         """Returns the trials that this configuration would make. limit: most trials whose hyperparameters are
         included."""
-        await off_loop(check_config, config_json)
+        config = await off_loop(check_config, config_json)
         if not 0 <= limit <= MAX_PREVIEWED:
             raise invalid("request.limit", f"limit is {limit}; give 0 to {MAX_PREVIEWED}")
         request = scheduler_pb2.PreviewSearchRequest(config_json=config_json, limit=limit)
         answer = await self._leader.call(lambda scheduler: scheduler.PreviewSearch, request)
         preview = wire.from_proto(SearchPreview, answer.preview)
         state = self._mirror.state
-        trial_id, seconds = find_pace(json.loads(config_json), preview.unit, state.experiments.all(), state.trials.of)
+        trial_id, seconds = find_pace(settle_values(config), preview.unit, state.experiments.all(), state.trials.of)
         return replace(preview, pace_trial_id=trial_id, seconds_per_unit=seconds)
 
     def list(

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gangline.domain.document import read_document
 from gangline.domain.history import (
     NO_FILTER,
     LogFilter,
@@ -20,6 +19,7 @@ from gangline.domain.history import (
     check_series,
 )
 from gangline.domain.id import experiment_id_of
+from gangline.domain.settled.reading import settle
 from gangline.domain.state import State
 from gangline.errors import invalid
 from gangline.pattern import BadPattern, compile_pattern
@@ -191,13 +191,10 @@ class Records:
             raise invalid("logs.pattern", f"{error}; its syntax is that of https://github.com/google/re2") from error
 
     async def _check_ranks(self, scope: Scope, ranks: Sequence[int]) -> None:
-        """Checks that the ranks can have occurred. Experiments whose number of slots cannot be read are not checked."""
-        experiment = self._views.experiment(scope.experiment_id)
-        num_slots = await read_text(_find_slots_per_trial, experiment.config_json)
-        if num_slots is None:
-            return
+        """Checks that the ranks can have occurred."""
+        settled = await read_text(settle, self._views.experiment(scope.experiment_id).config_json)
         trials = self._mirror.state.trials.of(scope.experiment_id)
-        num_ranks = max([1, num_slots, *(trial.attempt_slots for trial in trials)])
+        num_ranks = max([1, settled.resources.slots_per_trial, *(trial.attempt_slots for trial in trials)])
         check_ranks_exist(ranks, num_ranks, f"each trial of experiment {scope.experiment_id}")
 
     async def _pages(
@@ -227,14 +224,6 @@ class Records:
         """Returns how often to poll; None when every change rings."""
         num_gateways = sum(instance.kind == "gateway" for instance in self._mirror.state.instances.all())
         return POLL_SECONDS if num_gateways > 1 or ending.has_begun else None
-
-
-def _find_slots_per_trial(config_json: str) -> int | None:
-    """Returns the number of slots in a configuration; None where it has none that can be read."""
-    config = read_document(config_json)
-    resources = config.get("resources") if isinstance(config, dict) else None
-    slots = resources.get("slots_per_trial") if isinstance(resources, dict) else None
-    return slots if isinstance(slots, int) else None
 
 
 class _Ending:

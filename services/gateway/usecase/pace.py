@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
-from gangline.domain.document import read_document
 from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.settled.reading import settle
+from gangline.domain.settled.record import Settled
 
 # Experiments whose configurations are read, the newest first.
 MOST_READ = 500
 
 
 def find_pace(
-    config: Mapping[str, Any], unit: str, experiments: Iterable[Experiment], trials_of: Callable[[int], Iterable[Trial]]
+    settled: Settled, unit: str, experiments: Iterable[Experiment], trials_of: Callable[[int], Iterable[Trial]]
 ) -> tuple[str, float]:
     """Returns the id of the newest comparable trial and its seconds for one unit of length; "" and 0 without one.
 
@@ -27,8 +27,8 @@ def find_pace(
         trials = [trial for trial in trials_of(experiment.id) if trial.seconds_per_batch > 0]
         if not trials:
             continue
-        other = read_document(experiment.config_json)
-        if not isinstance(other, dict) or _traits(other) != _traits(config):
+        other = settle(experiment.config_json)
+        if _traits(other) != _traits(settled):
             continue
         for trial in sorted(trials, key=lambda trial: -trial.created_at):
             batches = _batches_per_unit(unit, other, trial)
@@ -37,22 +37,20 @@ def find_pace(
     return "", 0.0
 
 
-def _traits(config: Mapping[str, Any]) -> tuple[object, ...]:
-    resources, hyperparameters = config.get("resources") or {}, config.get("hyperparameters") or {}
+def _traits(settled: Settled) -> tuple[object, ...]:
     return (
-        config.get("entrypoint"),
-        resources.get("slots_per_trial"),
-        config.get("parallelism"),
-        hyperparameters.get("global_batch_size"),
+        settled.entrypoint,
+        settled.resources.slots_per_trial,
+        settled.parallelism,
+        settled.hyperparameters.get("global_batch_size"),
     )
 
 
-def _batches_per_unit(unit: str, config: Mapping[str, Any], trial: Trial) -> float:
+def _batches_per_unit(unit: str, settled: Settled, trial: Trial) -> float:
     """Returns the batches of one unit for such a trial; 0 where its length does not tell."""
     if unit == "batches":
         return 1.0
-    length = (config.get("searcher") or {}).get("max_length")
-    own_length = length.get(unit) if isinstance(length, dict) else None
-    if isinstance(own_length, int) and own_length > 0 and trial.batches_total > 0:
-        return trial.batches_total / own_length
+    length = settled.searcher.max_length
+    if length is not None and length.unit == unit and length.units > 0 and trial.batches_total > 0:
+        return trial.batches_total / length.units
     return 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +11,8 @@ from gangline.domain.allocation import Allocation, Request
 from gangline.domain.explanation import Explanation, explain
 from gangline.domain.history import Newest
 from gangline.domain.id import parse_job_id
+from gangline.domain.settled.reading import settle
+from gangline.domain.settled.record import SettledResources
 from gangline.domain.state import State
 from gangline.domain.task import Task
 from gangline.errors import GanglineError
@@ -123,11 +124,18 @@ class Queue:
             return None
         name, owner = (experiment.name, experiment.owner) if experiment is not None else ("", "")
         task_kind = experiment.task_kind if experiment is not None else None
-        priority, weight = _configured_urgency(experiment.config_json if experiment is not None else "")
+        resources = _resources_of(experiment.config_json if experiment is not None else "")
+        priority = resources.priority
         if isinstance(record, Allocation):
             priority = self._pending.default_priority_by_pool.get(record.pool) if priority is None else priority
             return Task(
-                trial, name, allocation=record, priority=priority, weight=weight, owner=owner, task_kind=task_kind
+                trial,
+                name,
+                allocation=record,
+                priority=priority,
+                weight=resources.weight,
+                owner=owner,
+                task_kind=task_kind,
             )
         shown = shown_trial(trial, experiment)
         # The leader's answer may be older than the pause.
@@ -139,15 +147,12 @@ class Queue:
             reason=standing.reason if standing else None,
             queue_place=place,
             priority=record.priority,
-            weight=weight,
+            weight=resources.weight,
             owner=owner,
             task_kind=task_kind,
         )
 
 
 @lru_cache(maxsize=4096)
-def _configured_urgency(config_json: str) -> tuple[int | None, float]:
-    """Returns priority and weight of the configuration; None for a priority that it does not name, which is the pool's
-    default."""
-    resources = json.loads(config_json or "{}").get("resources") or {}
-    return resources.get("priority"), resources.get("weight", 1.0)
+def _resources_of(config_json: str) -> SettledResources:
+    return settle(config_json).resources

@@ -32,9 +32,9 @@ from services.scheduler.agents.agent_session import AgentClock, Session, Session
 from services.scheduler.agents.report_check import Screening
 from services.scheduler.state import metrics
 from services.scheduler.state.estimate import Progress
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Records, StateChange
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.state.state_store import Store, Transition
 from services.scheduler.transition.checkpoint import abandoned, delete_checkpoints
 from services.scheduler.transition.exit import member_exited
@@ -251,7 +251,7 @@ class Intake:
         experiment = self._store.state.find(Experiment, trial.experiment_id) if trial is not None else None
         if trial is None or experiment is None or trial.warning or trial.closing is not None:
             return False
-        return passes_length(facts_of(experiment.config_json).searcher, batches)
+        return passes_length(settled_of(experiment.config_json).searcher, batches)
 
     async def _write_progress(self, trial_id: str) -> None:
         progress = self.progress_by_trial.get(trial_id)

@@ -24,10 +24,11 @@ from gangline.domain.state import State
 from gangline.errors import GanglineError
 from services.scheduler.leader.suggesting import Suggesting
 from services.scheduler.searcher.draw import is_drawn, warm_up
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Id, Records, StateChange
 from services.scheduler.state.records import SchedulerState as Known
+from services.scheduler.state.retention import retention_of
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.state.state_store import Store
 from services.scheduler.transition.availability import clear
 from services.scheduler.transition.checkpoint import retire
@@ -148,8 +149,8 @@ async def warm_up_if_drawn(config_json: str) -> None:
     """Loads the library that draws hyperparameters, before a transition needs it. Loading takes a second, for which the
     event loop of a leader must not block.
     """
-    facts = facts_of(config_json)
-    if is_drawn(facts.hyperparameters) or facts.searcher.name in ("tpe", "optuna"):
+    settled = settled_of(config_json)
+    if is_drawn(settled.hyperparameters) or settled.searcher.name in ("tpe", "optuna"):
         await asyncio.to_thread(warm_up)
 
 
@@ -174,6 +175,6 @@ def _with_checkpoints(state: Known) -> list[str]:
     trials: dict[Id, str] = {}
     for checkpoint in state.all_of(Checkpoint):
         experiment = state.find(Experiment, checkpoint.experiment_id)
-        is_compared = experiment is not None and facts_of(experiment.config_json).retention.experiment_best > 0
+        is_compared = experiment is not None and retention_of(settled_of(experiment.config_json)).experiment_best > 0
         trials.setdefault(checkpoint.experiment_id if is_compared else checkpoint.trial_id, checkpoint.trial_id)
     return list(trials.values())

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from gangline.config.elastic import sizes_of
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.explanation import describe_exclusion, troubles_of
@@ -23,10 +24,10 @@ from services.scheduler.placement.request.queue import Queue
 from services.scheduler.placement.request.snapshot import default_pool
 from services.scheduler.rendezvous.network import gang_problems
 from services.scheduler.state.estimate import Estimates, Progress
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.hold import is_held
 from services.scheduler.state.records import SchedulerState, get
 from services.scheduler.state.rules import DEFAULT_PRIORITY
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.exclusion import blocklist_of, holds
 from services.scheduler.transition.queue_move import position_of
 from services.scheduler.transition.size import is_growing
@@ -309,11 +310,12 @@ class _Look:
 
     def _read(self, experiment_id: int) -> _Known:
         experiment = get(self.state, Experiment, experiment_id)
-        facts = facts_of(experiment.config_json)
-        default = self.default_priorities.get(facts.pool_name, DEFAULT_PRIORITY)
-        priority = facts.priority if facts.priority is not None else default
-        group = Group(group_of(experiment_id), facts.max_slots, facts.weight, priority)
-        return _Known(experiment, group, facts.is_preemptible, facts.smaller_sizes, facts.is_single_agent)
+        settled = settled_of(experiment.config_json)
+        resources = settled.resources
+        default = self.default_priorities.get(resources.pool_name, DEFAULT_PRIORITY)
+        priority = resources.priority if resources.priority is not None else default
+        group = Group(group_of(experiment_id), resources.max_slots, resources.weight, priority)
+        return _Known(experiment, group, resources.preemptible, sizes_of(settled), resources.is_single_node)
 
     def _checkpoint_age(self, allocation: Allocation, trial: Trial) -> float | None:
         """Returns the age of this attempt's latest checkpoint; None when it has saved none yet."""

@@ -23,8 +23,8 @@ from services.scheduler.searcher.optuna_class import name_of_sampler
 from services.scheduler.searcher.replay import keep_searcher, take_searcher
 from services.scheduler.searcher.sampled import Sampled
 from services.scheduler.searcher.study import Record, Study
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SchedulerState
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.search import Suggestions
 
 _log = structlog.get_logger(__name__)
@@ -79,8 +79,8 @@ class Suggesting:
         experiment = records.find(Experiment, search.experiment_id)
         if experiment is None or experiment.state in (State.STOPPING, State.TERMINAL):
             return
-        facts = facts_of(experiment.config_json)
-        searcher = take_searcher(records, search, facts)
+        settled = settled_of(experiment.config_json)
+        searcher = take_searcher(records, search, settled)
         keep_searcher(records, search, searcher)
         if not isinstance(searcher, Sampled):
             return
@@ -89,7 +89,7 @@ class Suggesting:
             for number in range(1, records.num_trials_of(experiment.id) + 1)
         ]
         texts = [trial.hyperparameters_json for trial in trials if trial is not None]
-        brief = Brief(facts.searcher, facts.hyperparameters, search.seed)
+        brief = Brief(settled.searcher, settled.hyperparameters, search.seed)
         told, num_told = tuple(searcher.told), tuple(searcher.num_told_by_number)
         self._running.add(experiment.id)
         self._spawn(self._make(experiment.id, brief, texts, lambda known: Record(known, told, num_told)))

@@ -39,10 +39,10 @@ from services.scheduler.placement import PoolConfig
 from services.scheduler.rendezvous.coordinator import RendezvousCoordinator
 from services.scheduler.state import metrics
 from services.scheduler.state.directory import Directory
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SINGLETON, Draft, Records, SchedulerState, StateChange, get
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.run_history import RunHistory, newest_ended
+from services.scheduler.state.settled import settled_of
 from services.scheduler.state.state_store import STALLED_SECONDS, Store
 from services.scheduler.transition.account.user_change import found_users
 
@@ -317,4 +317,4 @@ class Term:
 def _preemption_grace(state: SchedulerState, allocation_id: str) -> float:
     allocation = get(state, Allocation, allocation_id)
     experiment = get(state, Experiment, allocation.experiment_id)
-    return facts_of(experiment.config_json).preemption_timeout_seconds
+    return settled_of(experiment.config_json).preemption_timeout

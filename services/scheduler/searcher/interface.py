@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from gangline.config.searcher import Searcher as Section
 from gangline.domain.search import SearchEvent
+from gangline.domain.settled.searcher import SettledSearcher
 from gangline.domain.state import SearchEventKind
 
 
@@ -36,7 +36,7 @@ Operation = CreateTrial | CloseTrial | ShutDown
 class Brief:
     """Holds what a searcher may know of its experiment."""
 
-    section: Section  # section `searcher` of the configuration
+    section: SettledSearcher  # section `searcher` of the configuration
     hyperparameters: Mapping[str, Any]  # section `hyperparameters` of the configuration
     seed: int
 

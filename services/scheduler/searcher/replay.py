@@ -11,9 +11,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from gangline.domain.search import Search, SearchEvent, SearchLog, search_log_id
+from gangline.domain.settled.record import Settled
 from services.scheduler.searcher.interface import Brief, Searcher
 from services.scheduler.searcher.methods import SEARCHERS
-from services.scheduler.state.facts import Facts
 from services.scheduler.state.records import Draft, Records, get
 
 # Events on one page. A new event rewrites only the last page.
@@ -59,12 +59,12 @@ class KeptSearchers:
 _kept_searchers = KeptSearchers()
 
 
-def make_searcher(facts: Facts, seed: int) -> Searcher:
+def make_searcher(settled: Settled, seed: int) -> Searcher:
     """Builds a searcher that has not received any event."""
-    return SEARCHERS[facts.searcher.name](Brief(facts.searcher, facts.hyperparameters, seed))
+    return SEARCHERS[settled.searcher.name](Brief(settled.searcher, settled.hyperparameters, seed))
 
 
-def take_searcher(records: Records, search: Search, facts: Facts) -> Searcher:
+def take_searcher(records: Records, search: Search, settled: Settled) -> Searcher:
     """Returns the searcher that has received all events of the log: the kept one, or else a replay.
 
     The caller owns the searcher and may pass it events. It gives the searcher back with `keep_searcher`.
@@ -72,7 +72,7 @@ def take_searcher(records: Records, search: Search, facts: Facts) -> Searcher:
     kept = _kept_searchers.take(search.experiment_id)
     if kept is not None and kept.num_events == search.num_events and _newest_page(records, search) is kept.newest_page:
         return kept.searcher
-    return replay(records, search, facts)
+    return replay(records, search, settled)
 
 
 def keep_searcher(records: Records, search: Search, searcher: Searcher) -> None:
@@ -83,9 +83,9 @@ def keep_searcher(records: Records, search: Search, searcher: Searcher) -> None:
     _kept_searchers.keep(search.experiment_id, _Kept(searcher, search.num_events, newest_page))
 
 
-def replay(records: Records, search: Search, facts: Facts) -> Searcher:
+def replay(records: Records, search: Search, settled: Settled) -> Searcher:
     """Replays the log. The answers are dropped: `search` records how many operations were carried out."""
-    searcher = make_searcher(facts, search.seed)
+    searcher = make_searcher(settled, search.seed)
     for page in range(-(-search.num_events // PAGE_EVENTS)):
         for event in get(records, SearchLog, search_log_id(search.experiment_id, page)).events:
             searcher.on_event(event)

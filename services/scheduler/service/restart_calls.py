@@ -18,8 +18,8 @@ from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.service.access import require_cluster
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import get
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.restart import NewCode, continue_experiment
 from services.scheduler.transition.submit_check import check_place
 
@@ -39,7 +39,7 @@ class RestartCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         stored = get(term.state, Experiment, request.experiment_id).config_json
         # Reading a large configuration takes a tenth of a second.
         config_json, warnings = await asyncio.to_thread(_override, stored, request.overrides_json)
-        warnings += check_place(facts_of(config_json), term.pools, list(term.state.all_of(Agent)))
+        warnings += check_place(settled_of(config_json), term.pools, list(term.state.all_of(Agent)))
         rules, now = term.context.rules, time.time()
         num_deleted = request.num_deleted_experiments if request.HasField("num_deleted_experiments") else None
         code = NewCode(request.code_sha256, num_deleted) if request.code_sha256 else None

@@ -7,7 +7,6 @@ submits that wait together in one transaction, and every submit is answered afte
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from gangline.config.layer.secret import as_config, restore_secrets
 from gangline.config.layer.secret_name import MASK
 from gangline.domain.experiment import Experiment, Project, ProjectDefaults, Template, Workspace
 from gangline.domain.resource import Agent
+from gangline.domain.settled.reading import settle
 from gangline.errors import Effect, ErrorKind, GanglineError, invalid
 from gangline.protocol import rpc, wire
 from gangline.v1 import scheduler_pb2
@@ -70,7 +70,8 @@ async def submit_one(
     if (experiment.owner, experiment.code_sha256, experiment.config_json) != own:
         # Another submit under this id came first. To compare what the two mean takes longer than all else here.
         check_repeated(experiment, submitted)
-    _log.info("submitted", experiment_id=experiment.id, owner=experiment.owner, slots=submission.facts.slots)
+    slots = submission.settled.resources.slots_per_trial
+    _log.info("submitted", experiment_id=experiment.id, owner=experiment.owner, slots=slots)
     return scheduler_pb2.SubmitExperimentResponse(
         experiment=wire.to_proto(experiment), revision=term.state.revision, warnings=warnings
     )
@@ -93,12 +94,11 @@ def _find_sources(term: Term, request: scheduler_pb2.SubmitExperimentRequest, ea
 def _find_defaults(records: Records, config_json: str) -> list[ProjectDefaults]:
     """Returns the defaults of the project that a configuration names, and of its workspace. The admission refuses a
     project that does not exist."""
-    config = json.loads(config_json)
-    if not isinstance(config, dict):
-        return []
-    names = str(config.get("workspace") or ""), str(config.get("project") or "")
+    settled = settle(config_json)
     try:
-        workspace, project = find_home(*names, records.all_of(Workspace), records.all_of(Project))
+        workspace, project = find_home(
+            settled.workspace, settled.project, records.all_of(Workspace), records.all_of(Project)
+        )
     except GanglineError:
         return []
     return [project.defaults, workspace.defaults]

@@ -13,8 +13,8 @@ from gangline.domain.allocation import Reason
 from gangline.domain.experiment import Experiment
 from gangline.domain.state import ReasonCode, State
 from services.scheduler.placement.request.snapshot_change import Change, Release, describe_changes
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Records, live_allocation_of
+from services.scheduler.state.settled import settled_of
 
 
 def is_held(experiment: Experiment) -> bool:
@@ -26,7 +26,7 @@ def may_start(records: Records, experiment: Experiment, slots: int) -> bool:
     """Returns whether this experiment may get this many more slots now."""
     if is_held(experiment):
         return False
-    limit = facts_of(experiment.config_json).max_slots
+    limit = settled_of(experiment.config_json).resources.max_slots
     return limit is None or _slots_held(records, experiment.id) + slots <= limit
 
 

@@ -11,8 +11,8 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from gangline.domain.allocation import Allocation, Request, Timeline
 from gangline.domain.resource import Agent, Slot
+from gangline.domain.settled.record import DEFAULT_POOL
 from gangline.domain.state import AgentState, Availability, ExitKind, ReasonCode, State
-from services.scheduler.state.facts import DEFAULT_POOL
 from services.scheduler.state.records import SchedulerState
 
 IS_LEADER = Gauge("gangline_scheduler_is_leader", "1 while this scheduler leads")

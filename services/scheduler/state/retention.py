@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from gangline.domain.document import read_document
 from gangline.domain.experiment import VALIDATION_METRICS, Checkpoint
+from gangline.domain.settled.record import Settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,17 @@ class Retention:
     trial_latest: int
     metric: str  # ranks the checkpoints; a checkpoint without validation metrics is never among the best
     smaller_is_better: bool
+
+
+def retention_of(settled: Settled) -> Retention:
+    storage, searcher = settled.checkpoint_storage, settled.searcher
+    return Retention(
+        experiment_best=storage.save_experiment_best,
+        trial_best=storage.save_trial_best,
+        trial_latest=storage.save_trial_latest,
+        metric=searcher.metric,
+        smaller_is_better=searcher.smaller_is_better,
+    )
 
 
 def find_superfluous(

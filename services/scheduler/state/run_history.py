@@ -13,8 +13,8 @@ from statistics import median
 
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import State as Stage
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Records, get
+from services.scheduler.state.settled import settled_of
 
 NUM_REMEMBERED = 200
 # Trials that a new leader reads. Bounded, because a trial's pool is known only by parsing a configuration.
@@ -34,7 +34,7 @@ class RunHistory:
         for trial in trials:
             seconds = _run_seconds(trial)
             if seconds is not None:
-                pool = facts_of(get(records, Experiment, trial.experiment_id).config_json).pool_name
+                pool = settled_of(get(records, Experiment, trial.experiment_id).config_json).resources.pool_name
                 self._seconds.setdefault(pool, deque(maxlen=NUM_REMEMBERED)).append(seconds)
 
     @property

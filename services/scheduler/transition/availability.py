@@ -19,9 +19,9 @@ from gangline.domain.id import describe_allocation
 from gangline.domain.resource import Agent, Slot, UndeliveredRecords
 from gangline.domain.state import AgentState, Availability, ExitKind, State
 from gangline.errors import GanglineError, not_found
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.state.suggestion import describe_known
 from services.scheduler.transition.exclusion import is_avoided, readmit_on, trusted_again
 from services.scheduler.transition.exit import unended_agents
@@ -155,8 +155,8 @@ def _order_for(
         return None
     is_whole_agent = agent.availability is Availability.DISABLED
     what = f"agent {agent.id} is" if is_whole_agent else f"{_slots(disabled)} {'is' if len(disabled) == 1 else 'are'}"
-    facts = facts_of(get(draft, Experiment, allocation.experiment_id).config_json)
-    deadline_at = now + facts.preemption_timeout_seconds + rules.force_seconds
+    settled = settled_of(get(draft, Experiment, allocation.experiment_id).config_json)
+    deadline_at = now + settled.preemption_timeout + rules.force_seconds
     return StopOrder(ExitKind.PREEMPTED, f"{what} disabled", deadline_at)
 
 

@@ -14,9 +14,9 @@ from dataclasses import replace
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.state import CheckpointState, State
 from gangline.errors import conflict, invalid, not_found
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, live_allocation_of
-from services.scheduler.state.retention import Retention, find_superfluous
+from services.scheduler.state.retention import Retention, find_superfluous, retention_of
+from services.scheduler.state.settled import settled_of
 
 # A mark takes one operation, of the 128 that etcd allows; the next transactions mark the rest.
 MAX_MARKED = 32
@@ -38,7 +38,7 @@ def mark_superfluous(draft: Draft, trial: Trial) -> None:
     experiment = draft.find(Experiment, trial.experiment_id)
     if experiment is None:
         return
-    retention = facts_of(experiment.config_json).retention
+    retention = retention_of(settled_of(experiment.config_json))
     trials = draft.trials_of(trial.experiment_id) if retention.experiment_best else [trial]
     for checkpoint in find_unkept(draft, trials, retention)[:MAX_MARKED]:
         draft.put(marked(checkpoint))

@@ -13,9 +13,9 @@ from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import ExitKind, Outcome, State
 from gangline.errors import conflict
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get, live_allocation_of
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.experiment import check_going_on, settle_experiment
 from services.scheduler.transition.queue_move import give_back
 from services.scheduler.transition.removal import continue_deletion
@@ -168,7 +168,7 @@ def _stop_some(draft: Draft, experiment: Experiment, rules: Rules, now: float) -
 def _order_of(experiment: Experiment, rules: Rules, now: float) -> StopOrder:
     if experiment.state is State.STOPPING and experiment.stop_kind is not ExitKind.PREEMPTED:
         return StopOrder(ExitKind.KILLED, experiment.reason, now + rules.kill_grace_seconds + rules.force_seconds)
-    grace_seconds = facts_of(experiment.config_json).preemption_timeout_seconds
+    grace_seconds = settled_of(experiment.config_json).preemption_timeout
     return StopOrder(ExitKind.PREEMPTED, experiment.reason, now + grace_seconds + rules.force_seconds)
 
 

@@ -10,11 +10,12 @@ from dataclasses import replace
 
 from gangline.domain.allocation import Allocation, ExitReport, Timeline
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.settled.record import Settled
 from gangline.domain.state import ExitKind, Outcome, State
 from gangline.domain.usage import MAX_ATTEMPT_USAGES, usage_of
-from services.scheduler.state.facts import Facts, facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.exclusion import exclude
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
@@ -60,7 +61,7 @@ def unended_agents(allocation: Allocation) -> list[str]:
 def _order_for_rest(draft: Draft, allocation: Allocation, report: ExitReport, rules: Rules, now: float) -> StopOrder:
     kind, grace_seconds = ExitKind.KILLED, rules.kill_grace_seconds
     if report.kind is ExitKind.PREEMPTED:
-        kind, grace_seconds = ExitKind.PREEMPTED, _facts(draft, allocation).preemption_timeout_seconds
+        kind, grace_seconds = ExitKind.PREEMPTED, _settled(draft, allocation).preemption_timeout
     reason = f"its member ended first: {describe(report)}"
     return StopOrder(kind, reason, now + grace_seconds + rules.force_seconds)
 
@@ -68,7 +69,7 @@ def _order_for_rest(draft: Draft, allocation: Allocation, report: ExitReport, ru
 def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float, *, had_gateway: bool) -> None:
     experiment = get(draft, Experiment, allocation.experiment_id)
     trial = get(draft, Trial, allocation.trial_id)
-    facts = facts_of(experiment.config_json)
+    settled = settled_of(experiment.config_json)
     closing = Outcome.CANCELED if experiment.state is State.STOPPING else trial.closing
     is_corrupt = any(report.kind is ExitKind.CHECKPOINT_CORRUPT for report in allocation.exits)
     older = older_checkpoint(trial, allocation, draft.checkpoints_of(trial.id)) if is_corrupt else None
@@ -76,15 +77,15 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float, *, h
     decision = decide(
         trial,
         allocation,
-        facts.max_restarts,
+        settled.max_restarts,
         closing,
         rules,
         now=now,
         older=older,
-        task_kind=facts.task_kind,
+        task_kind=settled.task_kind,
         had_gateway=had_gateway,
     )
-    if facts.task_kind is None:
+    if settled.task_kind is None:
         decision = step_down_if_it_helps(decision, trial, allocation, started.batches_completed if started else 0)
     draft.delete(Allocation, allocation.id)
     trial = replace(
@@ -110,15 +111,15 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float, *, h
         trial = replace(trial, state=State.QUEUED, timeline=Timeline(queued_at=now))
         draft.put(trial)
         not_before_at = now + decision.delay_seconds if decision.delay_seconds else 0.0
-        shrink_at = shrink_time(trial, facts, rules, now)
+        shrink_at = shrink_time(trial, settled, rules, now)
         queue(
             draft,
             trial,
-            facts,
+            settled,
             rules,
             not_before_at,
             shrink_at=shrink_at,
-            kept_slots=kept_slots(trial, facts),
+            kept_slots=kept_slots(trial, settled),
             needs_gateway=lacked_gateway(allocation),
         )
     else:
@@ -128,5 +129,5 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float, *, h
     settle_experiment(draft, allocation.experiment_id, now)
 
 
-def _facts(draft: Draft, allocation: Allocation) -> Facts:
-    return facts_of(get(draft, Experiment, allocation.experiment_id).config_json)
+def _settled(draft: Draft, allocation: Allocation) -> Settled:
+    return settled_of(get(draft, Experiment, allocation.experiment_id).config_json)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gangline.config.searcher import Searcher
 from gangline.domain.experiment import Trial
+from gangline.domain.settled.record import Settled
+from gangline.domain.settled.searcher import SettledSearcher
 from gangline.domain.state import ExitKind, Outcome, State
-from services.scheduler.state.facts import Facts
 from services.scheduler.state.records import Draft
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.search import close_trial
@@ -32,7 +32,7 @@ class Reach:
     has_operation: bool = False
 
 
-def bound_of(section: Searcher) -> int | None:
+def bound_of(section: SettledSearcher) -> int | None:
     """Returns the length past which a trial ends: twice its own, and at least 100 batches more. None without a
     length."""
     if section.length is None:
@@ -41,7 +41,7 @@ def bound_of(section: Searcher) -> int | None:
     return max(2 * section.length, section.length + slack)
 
 
-def is_comparable(trial: Trial, section: Searcher, reach: Reach) -> bool:
+def is_comparable(trial: Trial, section: SettledSearcher, reach: Reach) -> bool:
     """Whether a validation counts when trials and checkpoints are compared."""
     length, bound = section.length, bound_of(section)
     if length is None or bound is None or reach.units is None or not _is_bound(section, reach):
@@ -51,7 +51,7 @@ def is_comparable(trial: Trial, section: Searcher, reach: Reach) -> bool:
     return reach.units <= bound
 
 
-def with_length(trial: Trial, section: Searcher, reach: Reach) -> Trial:
+def with_length(trial: Trial, section: SettledSearcher, reach: Reach) -> Trial:
     """Returns the trial with the first validation at or past its length on record."""
     if section.length is None or reach.units is None or reach.units < section.length or not _is_bound(section, reach):
         return trial
@@ -59,7 +59,7 @@ def with_length(trial: Trial, section: Searcher, reach: Reach) -> Trial:
     return replace(trial, length_batches=first)
 
 
-def warn(trial: Trial, section: Searcher, reach: Reach) -> Trial:
+def warn(trial: Trial, section: SettledSearcher, reach: Reach) -> Trial:
     """Returns the trial with the warning that it trains past its length; the first one stays."""
     if trial.warning or reach.units is None:
         return trial
@@ -71,15 +71,15 @@ def warn(trial: Trial, section: Searcher, reach: Reach) -> Trial:
     return replace(trial, warning=f"{what}; {then}")
 
 
-def is_far_past(section: Searcher, reach: Reach) -> bool:
+def is_far_past(section: SettledSearcher, reach: Reach) -> bool:
     bound = bound_of(section)
     return bound is not None and reach.units is not None and reach.units > bound
 
 
-def end_if_far_past(draft: Draft, trial: Trial, facts: Facts, reach: Reach, *, rules: Rules, now: float) -> None:
+def end_if_far_past(draft: Draft, trial: Trial, settled: Settled, reach: Reach, *, rules: Rules, now: float) -> None:
     """Orders a trial beyond its bound to stop: first in order, and after the grace by force. The attempt's results up
     to the length count, so the trial is completed."""
-    section = facts.searcher
+    section = settled.searcher
     is_ending = trial.state is State.TERMINAL or trial.closing is not None
     if is_ending or not is_far_past(section, reach) or not _is_bound(section, reach):
         return
@@ -87,9 +87,9 @@ def end_if_far_past(draft: Draft, trial: Trial, facts: Facts, reach: Reach, *, r
         f"it has trained {reach.units:g} {section.unit_name} of {section.length}; a trial ends past "
         f"{bound_of(section)}, so let the script stop at the length"
     )
-    order = StopOrder(ExitKind.PREEMPTED, reason, now + facts.preemption_timeout_seconds + rules.force_seconds)
+    order = StopOrder(ExitKind.PREEMPTED, reason, now + settled.preemption_timeout + rules.force_seconds)
     close_trial(draft, trial, Outcome.COMPLETED, order, rules=rules, now=now)
 
 
-def _is_bound(section: Searcher, reach: Reach) -> bool:
+def _is_bound(section: SettledSearcher, reach: Reach) -> bool:
     return section.name != "single" or reach.has_operation

@@ -16,10 +16,10 @@ from gangline.domain.id import allocation_id
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState, Availability, State
 from services.scheduler.placement.request.assignment import Assignment
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.hold import may_start
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.exclusion import start_succeeded
 from services.scheduler.transition.experiment import follow_allocation
 from services.scheduler.transition.size import grow_time, may_have, sized
@@ -50,7 +50,7 @@ def place(records: Records, assignment: Assignment, *, epoch: int, rules: Rules,
     if request is None or request.not_before_at > now:
         return StateChange()
     experiment, slots = get(records, Experiment, request.experiment_id), sum(slots_by_agent.values())
-    if not may_have(request, slots, facts_of(experiment.config_json), now):
+    if not may_have(request, slots, settled_of(experiment.config_json), now):
         return StateChange()
     if not may_start(records, experiment, slots):
         return StateChange()

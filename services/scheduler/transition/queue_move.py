@@ -8,18 +8,18 @@ max_slots) are rewritten in the experiment's configuration, so that everything t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 
 from gangline.config.resource import check_resource_change
 from gangline.domain.experiment import Experiment, QueueMove, ResourceChange
+from gangline.domain.settled.reading import with_values
 from gangline.domain.state import ExitKind, State
 from gangline.errors import conflict, invalid
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get, live_allocation_of
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.experiment import check_going_on
 from services.scheduler.transition.request import follow_experiment, priority_of
 from services.scheduler.transition.stop import StopOrder, stop_allocation
@@ -93,7 +93,7 @@ def _check(experiment: Experiment, anchor: Experiment, policy_by_pool: Mapping[s
     check_going_on(anchor, "the anchor of a move")
     if experiment.id == anchor.id:
         raise invalid("queue.same", f"experiment {experiment.id} cannot be moved relative to itself; name another one")
-    pool, anchor_pool = facts_of(experiment.config_json).pool_name, facts_of(anchor.config_json).pool_name
+    pool, anchor_pool = (settled_of(each.config_json).resources.pool_name for each in (experiment, anchor))
     if pool != anchor_pool:
         raise invalid(
             "queue.other_pool",
@@ -110,13 +110,13 @@ def _check(experiment: Experiment, anchor: Experiment, policy_by_pool: Mapping[s
 def _others(records: Records, experiment: Experiment, anchor: Experiment, rules: Rules) -> list[Experiment]:
     """Returns the experiments of the anchor's pool and priority that have not ended, the anchor among them, without the
     one that is moved."""
-    pool, priority = facts_of(anchor.config_json).pool_name, _priority(anchor, rules)
+    pool, priority = settled_of(anchor.config_json).resources.pool_name, _priority(anchor, rules)
     return [
         candidate
         for candidate in records.all_of(Experiment)
         if candidate.state is not State.TERMINAL
         and candidate.id != experiment.id
-        and facts_of(candidate.config_json).pool_name == pool
+        and settled_of(candidate.config_json).resources.pool_name == pool
         and _priority(candidate, rules) == priority
     ]
 
@@ -132,7 +132,7 @@ def _is_between(position: float, positions: Sequence[float], index: int) -> bool
 
 
 def _priority(experiment: Experiment, rules: Rules) -> int:
-    return priority_of(facts_of(experiment.config_json), rules)
+    return priority_of(settled_of(experiment.config_json), rules)
 
 
 # A trial takes two operations, of the 128 that etcd allows; requests are updated beside them.
@@ -149,7 +149,7 @@ def update_resources(
     check_resource_change(change)
     experiment = get(records, Experiment, experiment_id)
     check_going_on(experiment, "changed")
-    slots = facts_of(experiment.config_json).slots
+    slots = settled_of(experiment.config_json).resources.slots_per_trial
     if change.max_slots and change.max_slots < slots:
         raise invalid(
             "resources.max_slots",
@@ -169,8 +169,8 @@ def update_resources(
 def give_back(draft: Draft, experiment: Experiment, rules: Rules, now: float) -> None:
     """Stops the next of the newest trials beyond max_slots, if the experiment has to give slots back. Trials that are
     stopping already count as gone."""
-    facts = facts_of(experiment.config_json)
-    if not experiment.gives_back or facts.max_slots is None:
+    settled = settled_of(experiment.config_json)
+    if not experiment.gives_back or settled.resources.max_slots is None:
         return
     live = (live_allocation_of(draft, trial) for trial in draft.unended_trials_of(experiment.id))
     allocations = [
@@ -178,11 +178,11 @@ def give_back(draft: Draft, experiment: Experiment, rules: Rules, now: float) ->
         for allocation in live
         if allocation is not None and allocation.num_slots and allocation.state is not State.STOPPING
     ]
-    beyond = sum(allocation.num_slots for allocation in allocations) - facts.max_slots
+    beyond = sum(allocation.num_slots for allocation in allocations) - settled.resources.max_slots
     order = StopOrder(
         ExitKind.PREEMPTED,
-        f"max_slots of its experiment is {facts.max_slots} now",
-        now + facts.preemption_timeout_seconds + rules.force_seconds,
+        f"max_slots of its experiment is {settled.resources.max_slots} now",
+        now + settled.preemption_timeout + rules.force_seconds,
     )
     for allocation in allocations[::-1][:MAX_GIVEN_BACK]:
         if beyond <= 0:
@@ -193,12 +193,8 @@ def give_back(draft: Draft, experiment: Experiment, rules: Rules, now: float) ->
 
 def with_resources(experiment: Experiment, values: Mapping[str, float | None]) -> Experiment:
     """Returns the experiment with these values in its configuration. values: by the name of a field of `resources`."""
-    document = json.loads(experiment.config_json)
-    resources = document.setdefault("resources", {})
-    if all(name in resources and resources[name] == value for name, value in values.items()):
-        return experiment
-    resources.update(values)
-    return replace(experiment, config_json=json.dumps(document, ensure_ascii=False, separators=(",", ":")))
+    config_json = with_values(experiment.config_json, {("resources", name): value for name, value in values.items()})
+    return experiment if config_json is experiment.config_json else replace(experiment, config_json=config_json)
 
 
 def _values(change: ResourceChange) -> dict[str, float | None]:

@@ -12,16 +12,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gangline.config.searcher import Searcher
 from gangline.domain.allocation import Allocation, Wait
 from gangline.domain.experiment import BestValidation, Checkpoint, Experiment, Trial
 from gangline.domain.history import MetricsPoint
 from gangline.domain.search import Search, SearchEvent
+from gangline.domain.settled.searcher import SettledSearcher
 from gangline.domain.state import CheckpointState, SearchEventKind, State
 from services.scheduler.state.estimate import Progress
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.checkpoint import age_of, mark_superfluous
 from services.scheduler.transition.end import fail_experiment
 from services.scheduler.transition.experiment import settle_experiment
@@ -49,20 +49,20 @@ def progressed(records: Records, trial_id: str, progress: Progress, rules: Rules
     reached = _reached(trial, progress.batches_completed, progress.batches_total)
     if reached == trial:
         return StateChange()
-    facts = facts_of(get(records, Experiment, trial.experiment_id).config_json)
-    rounds = facts.slots / trial.attempt_slots if trial.attempt_slots else 1.0
+    settled = settled_of(get(records, Experiment, trial.experiment_id).config_json)
+    rounds = settled.resources.slots_per_trial / trial.attempt_slots if trial.attempt_slots else 1.0
     trial = replace(
         reached,
         seconds_per_batch=progress.seconds_per_batch / rounds or trial.seconds_per_batch,
     )
-    reach = _reach_of(facts.searcher, progress.batches_completed)
-    if is_far_past(facts.searcher, reach):
-        trial = warn(trial, facts.searcher, reach)
+    reach = _reach_of(settled.searcher, progress.batches_completed)
+    if is_far_past(settled.searcher, reach):
+        trial = warn(trial, settled.searcher, reach)
     draft = Draft(records)
     draft.put(trial)
     event = SearchEvent(SearchEventKind.PROGRESSED, trial.number, progress.batches_completed)
     _tell(draft, trial, event, rules, now)
-    end_if_far_past(draft, get(draft, Trial, trial.id), facts, reach, rules=rules, now=now)
+    end_if_far_past(draft, get(draft, Trial, trial.id), settled, reach, rules=rules, now=now)
     return draft.change
 
 
@@ -73,12 +73,12 @@ def _reached(trial: Trial, batches: int, total: int = 0) -> Trial:
     return replace(trial, batches_completed=batches, batches_total=max(total, batches) if total else 0)
 
 
-def passes_length(section: Searcher, batches: int) -> bool:
+def passes_length(section: SettledSearcher, batches: int) -> bool:
     """Returns whether a trial of so many batches is too far past its length."""
     return is_far_past(section, _reach_of(section, batches))
 
 
-def _reach_of(section: Searcher, batches: int) -> Reach:
+def _reach_of(section: SettledSearcher, batches: int) -> Reach:
     """Returns how far a trial is by its progress, which counts batches only."""
     return Reach(batches, float(batches) if section.unit_name == "batches" else None)
 
@@ -103,36 +103,36 @@ def validated(
     trial = records.find(Trial, trial_id)
     if trial is None or trial.state is State.TERMINAL:
         return StateChange()
-    facts = facts_of(get(records, Experiment, trial.experiment_id).config_json)
+    settled = settled_of(get(records, Experiment, trial.experiment_id).config_json)
     metrics, batches_completed = validation.metrics, validation.batches_completed
-    metric = _finite(metrics.get(facts.searcher.metric))
+    metric = _finite(metrics.get(settled.searcher.metric))
     trial = _reached(trial, max(trial.batches_completed, batches_completed))
-    trial = replace(trial, validation_json=_bounded(metrics, facts.searcher.metric))
+    trial = replace(trial, validation_json=_bounded(metrics, settled.searcher.metric))
     has_operation = units is not None
-    units = _units_of(facts.searcher, metrics, batches_completed, units)
+    units = _units_of(settled.searcher, metrics, batches_completed, units)
     reach = Reach(batches_completed, units, has_operation)
-    counts = is_comparable(trial, facts.searcher, reach)
-    trial = with_length(trial, facts.searcher, reach) if counts else warn(trial, facts.searcher, reach)
+    counts = is_comparable(trial, settled.searcher, reach)
+    trial = with_length(trial, settled.searcher, reach) if counts else warn(trial, settled.searcher, reach)
     trial = _without_replaced(trial, batches_completed)
-    if counts and metric is not None and _is_better(metric, trial.best_validation, facts.searcher.smaller_is_better):
+    if counts and metric is not None and _is_better(metric, trial.best_validation, settled.searcher.smaller_is_better):
         best = BestValidation(batches_completed, metric, trial.attempts)
         trial = _with_bests(trial, (*trial.best_validations, best)[-MAX_BEST_VALIDATIONS:])
-    is_new = facts.searcher.metric in metrics and batches_completed > _last_validated(trial)
+    is_new = settled.searcher.metric in metrics and batches_completed > _last_validated(trial)
     if is_new:
         trial = replace(trial, validated_batches=batches_completed)
     draft = Draft(records)
     draft.put(trial)
     if not draft.change:
         return draft.change
-    if _lacks_metric(draft, trial, metrics, facts.searcher.metric):
-        reason = _say_missing(trial.id, facts.searcher.metric, metrics)
+    if _lacks_metric(draft, trial, metrics, settled.searcher.metric):
+        reason = _say_missing(trial.id, settled.searcher.metric, metrics)
         fail_experiment(draft, trial.experiment_id, reason, rules, now)
         return draft.change
-    if is_new and units is None and facts.searcher.is_halving:
-        fail_experiment(draft, trial.experiment_id, _say_no_units(trial.id, facts.searcher, metrics), rules, now)
+    if is_new and units is None and settled.searcher.is_halving:
+        fail_experiment(draft, trial.experiment_id, _say_no_units(trial.id, settled.searcher, metrics), rules, now)
         return draft.change
     # The process of a custom search may judge such a validation by itself.
-    if is_new and (counts or facts.searcher.name == "custom"):
+    if is_new and (counts or settled.searcher.name == "custom"):
         event = SearchEvent(
             SearchEventKind.VALIDATED,
             trial.number,
@@ -141,7 +141,7 @@ def validated(
             units=units,
         )
         _tell(draft, trial, event, rules, now)
-    end_if_far_past(draft, get(draft, Trial, trial.id), facts, reach, rules=rules, now=now)
+    end_if_far_past(draft, get(draft, Trial, trial.id), settled, reach, rules=rules, now=now)
     return draft.change
 
 
@@ -187,7 +187,7 @@ def _noted(records: Records, trial_id: str, **texts: str) -> StateChange:
 
 def best_validation_of(records: Records, experiment_id: int) -> float | None:
     """Returns the best value of the searcher's metric over all trials; None before the first validation."""
-    smaller_is_better = facts_of(get(records, Experiment, experiment_id).config_json).searcher.smaller_is_better
+    smaller_is_better = settled_of(get(records, Experiment, experiment_id).config_json).searcher.smaller_is_better
     values = [trial.best_validation for trial in records.trials_of(experiment_id) if trial.best_validation is not None]
     return (min if smaller_is_better else max)(values, default=None)
 
@@ -218,7 +218,7 @@ def _last_validated(trial: Trial) -> int:
 
 
 def _units_of(
-    section: Searcher, metrics: Mapping[str, float], batches_completed: int, reported: float | None
+    section: SettledSearcher, metrics: Mapping[str, float], batches_completed: int, reported: float | None
 ) -> float | None:
     """Returns the length trained in the searcher's unit. A metric of the unit's name counts first, because a script
     that counts epochs or records itself reports them so. Batches are always known."""
@@ -246,7 +246,7 @@ def _say_missing(trial_id: str, metric: str, metrics: Mapping[str, float]) -> st
     )
 
 
-def _say_no_units(trial_id: str, section: Searcher, metrics: Mapping[str, float]) -> str:
+def _say_no_units(trial_id: str, section: SettledSearcher, metrics: Mapping[str, float]) -> str:
     key = "time_metric" if section.time_metric is not None else "max_length"
     return (
         f"the validation of trial {trial_id} has no number {section.unit_name!r}, by which searcher.{key} measures how "

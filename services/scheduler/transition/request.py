@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from gangline.domain.allocation import Request
 from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.settled.record import Settled
 from gangline.domain.state import State
-from services.scheduler.state.facts import Facts, facts_of
 from services.scheduler.state.records import Draft
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.exclusion import blocklist_of
 
 # A request takes one operation, of the 128 that etcd allows; other records change beside them.
@@ -19,7 +20,7 @@ MAX_FOLLOWING = 32
 def queue(
     draft: Draft,
     trial: Trial,
-    facts: Facts,
+    settled: Settled,
     rules: Rules,
     not_before_at: float = 0.0,
     *,
@@ -36,10 +37,10 @@ def queue(
         Request(
             trial_id=trial.id,
             experiment_id=trial.experiment_id,
-            pool=facts.pool_name,
-            slots=facts.slots,
-            priority=priority_of(facts, rules),
-            is_single_agent=facts.is_single_agent,
+            pool=settled.resources.pool_name,
+            slots=settled.resources.slots_per_trial,
+            priority=priority_of(settled, rules),
+            is_single_agent=settled.resources.is_single_node,
             blocklist=blocklist_of(trial),
             submitted_at=max(trial.created_at, continued_at),
             not_before_at=not_before_at,
@@ -51,15 +52,16 @@ def queue(
     )
 
 
-def priority_of(facts: Facts, rules: Rules) -> int:
+def priority_of(settled: Settled, rules: Rules) -> int:
     """Returns the configured priority, else its pool's default."""
-    return facts.priority if facts.priority is not None else rules.default_priority(facts.pool_name)
+    resources = settled.resources
+    return rules.default_priority(resources.pool_name) if resources.priority is None else resources.priority
 
 
 def follow_experiment(draft: Draft, experiment: Experiment, rules: Rules) -> None:
     """Updates the next requests that do not show the experiment's priority. The planner uses the experiment's own, so
     requests that are updated later lose nothing."""
-    priority = priority_of(facts_of(experiment.config_json), rules)
+    priority = priority_of(settled_of(experiment.config_json), rules)
     waiting = (trial for trial in draft.unended_trials_of(experiment.id) if trial.state is State.QUEUED)
     requests = (draft.find(Request, trial.id) for trial in waiting)
     behind = [request for request in requests if request is not None and request.priority != priority]

@@ -15,9 +15,9 @@ from gangline.domain.allocation import Timeline
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.state import CheckpointState, Outcome, State
 from gangline.errors import GanglineError, conflict, invalid
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.checkpoint import age_of
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.removal import check_code_stays
@@ -101,7 +101,7 @@ def continue_experiment(
         timeline=Timeline(queued_at=now),
     )
     draft.put(trial)
-    queue(draft, trial, facts_of(config_json), rules)
+    queue(draft, trial, settled_of(config_json), rules)
     settle_experiment(draft, experiment_id, now)
     return draft.change
 
@@ -132,7 +132,7 @@ def _refusal(code: str, experiment: Experiment, why: str, advice: str = "") -> G
 
 
 def _only_trial(records: Records, experiment: Experiment) -> Trial:
-    name = facts_of(experiment.config_json).searcher.name
+    name = settled_of(experiment.config_json).searcher.name
     trials = records.trials_of(experiment.id)
     if name != "single" or len(trials) != 1:
         advice = f"; begin a new one: gangline experiment fork {experiment.id}"

@@ -12,8 +12,9 @@ from dataclasses import replace
 from gangline.config.layer.retention import check_retention_change, with_retention
 from gangline.domain.experiment import Checkpoint, Experiment, RetentionChange
 from gangline.errors import conflict
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
+from services.scheduler.state.retention import retention_of
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.checkpoint import MAX_MARKED, find_unkept, marked
 
 
@@ -33,7 +34,7 @@ def change_retention(records: Records, experiment_id: int, change: RetentionChan
 def preview_retention(records: Records, experiment_id: int, change: RetentionChange) -> Sequence[Checkpoint]:
     """Returns the checkpoints that the change would delete now. Raises the errors of `change_retention`."""
     changed = _changed(get(records, Experiment, experiment_id), change)
-    return find_unkept(records, records.trials_of(experiment_id), facts_of(changed.config_json).retention)
+    return find_unkept(records, records.trials_of(experiment_id), retention_of(settled_of(changed.config_json)))
 
 
 def review_checkpoints(records: Records, experiment_id: int) -> StateChange:
@@ -43,7 +44,7 @@ def review_checkpoints(records: Records, experiment_id: int) -> StateChange:
     experiment = records.find(Experiment, experiment_id)
     if experiment is None or not experiment.reviews_checkpoints:
         return draft.change
-    unkept = find_unkept(records, records.trials_of(experiment_id), facts_of(experiment.config_json).retention)
+    unkept = find_unkept(records, records.trials_of(experiment_id), retention_of(settled_of(experiment.config_json)))
     for checkpoint in unkept[:MAX_MARKED]:
         draft.put(marked(checkpoint))
     if len(unkept) <= MAX_MARKED:
@@ -59,7 +60,7 @@ def _changed(experiment: Experiment, change: RetentionChange) -> Experiment:
     config_json = with_retention(experiment.config_json, change)
     if config_json is experiment.config_json:
         return experiment
-    is_reviewed = facts_of(config_json).retention != facts_of(experiment.config_json).retention
+    is_reviewed = retention_of(settled_of(config_json)) != retention_of(settled_of(experiment.config_json))
     return replace(
         experiment, config_json=config_json, reviews_checkpoints=experiment.reviews_checkpoints or is_reviewed
     )

@@ -19,6 +19,7 @@ from gangline.domain.allocation import Request, Timeline
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.id import trial_id
 from gangline.domain.search import Search, SearchEvent, SearchOperation
+from gangline.domain.settled.record import Settled
 from gangline.domain.state import CheckpointState, ExitKind, Outcome, SearchEventKind, SearchOperationKind, State
 from gangline.errors import conflict, invalid, not_found
 from services.scheduler.searcher.draw import derive_seed
@@ -26,9 +27,9 @@ from services.scheduler.searcher.interface import CloseTrial, CreateTrial, Opera
 from services.scheduler.searcher.methods import SEARCHERS
 from services.scheduler.searcher.optuna_class import check_packages
 from services.scheduler.searcher.replay import append, keep_searcher, make_searcher, take_searcher
-from services.scheduler.state.facts import Facts, facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get, live_allocation_of
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
 from services.scheduler.transition.stop import StopOrder, stop_allocation
@@ -54,9 +55,9 @@ _LIST = "gangline checkpoint list"
 def begin_search(draft: Draft, experiment: Experiment, seed: int, rules: Rules, now: float) -> None:
     """Begins the search of an experiment that is new and in the draft. Raises GanglineError for a source that is not
     there, and for a sampler or pruner that Optuna does not have or that needs a package which is not installed."""
-    facts = facts_of(experiment.config_json)
-    check_packages(facts.searcher.sampler, facts.searcher.pruner)
-    num_planned, source_id = make_searcher(facts, seed).num_planned, _find_source(draft, facts)
+    settled = settled_of(experiment.config_json)
+    check_packages(settled.searcher.sampler, settled.searcher.pruner)
+    num_planned, source_id = make_searcher(settled, seed).num_planned, _find_source(draft, settled)
     draft.put(Search(experiment.id, seed, num_planned=num_planned, source_checkpoint_id=source_id))
     tell(draft, experiment.id, SearchEvent(SearchEventKind.EXPERIMENT_CREATED), rules, now)
 
@@ -66,10 +67,10 @@ def tell(draft: Draft, experiment_id: int, event: SearchEvent, rules: Rules, now
     experiment, search = get(draft, Experiment, experiment_id), draft.find(Search, experiment_id)
     if search is None or search.is_shut_down or experiment.state in (State.STOPPING, State.TERMINAL):
         return
-    facts = facts_of(experiment.config_json)
-    if event.kind not in SEARCHERS[facts.searcher.name].listens:
+    settled = settled_of(experiment.config_json)
+    if event.kind not in SEARCHERS[settled.searcher.name].listens:
         return
-    searcher = take_searcher(draft, search, facts)
+    searcher = take_searcher(draft, search, settled)
     operations = searcher.on_event(event)
     append(draft, search, event)
     search = replace(
@@ -104,7 +105,7 @@ def post_operations(
     `search.operation`.
     """
     experiment, search = get(records, Experiment, experiment_id), records.find(Search, experiment_id)
-    if search is None or facts_of(experiment.config_json).searcher.name != "custom":
+    if search is None or settled_of(experiment.config_json).searcher.name != "custom":
         text = f"the searcher of experiment {experiment_id} decides by itself; only `name: custom` takes operations"
         raise invalid("search.not_custom", text)
     if post_number < search.num_posts:
@@ -176,7 +177,7 @@ def make_outstanding(
     whose hyperparameters come from outside."""
     search = draft.find(Search, experiment.id)
     if search is not None and draft.num_trials_of(experiment.id) < search.num_wanted:
-        searcher = take_searcher(draft, search, facts_of(experiment.config_json))
+        searcher = take_searcher(draft, search, settled_of(experiment.config_json))
         new_trials = _make(draft, experiment, search, searcher, rules=rules, now=now, suggestions=suggestions)
         keep_searcher(draft, search, searcher)
         _tell_created(draft, new_trials, rules, now)
@@ -225,14 +226,14 @@ def _make(
         new_trials.append(_new_trial(search, number, hyperparameters, now))
     for trial in new_trials:
         draft.put(trial)
-        queue(draft, trial, facts_of(experiment.config_json), rules)
+        queue(draft, trial, settled_of(experiment.config_json), rules)
     return new_trials
 
 
 @lru_cache(maxsize=1024)
 def _most_created(config_json: str) -> int:
     """Returns how many trials of this experiment one transaction may create."""
-    num_draws = count_draws(facts_of(config_json).hyperparameters)
+    num_draws = count_draws(settled_of(config_json).hyperparameters)
     return max(1, min(MAX_CREATED, MAX_DRAWS // max(1, num_draws)))
 
 
@@ -242,9 +243,9 @@ def _tell_created(draft: Draft, new_trials: Sequence[Trial], rules: Rules, now: 
         tell(draft, trial.experiment_id, event, rules, now)
 
 
-def _find_source(records: Records, facts: Facts) -> str:
+def _find_source(records: Records, settled: Settled) -> str:
     """Returns the checkpoint that the experiment's trials begin from; empty for none."""
-    source_trial_id, checkpoint_id = facts.searcher.source_trial_id, facts.searcher.source_checkpoint_uuid
+    source_trial_id, checkpoint_id = settled.searcher.source_trial_id, settled.searcher.source_checkpoint_uuid
     if source_trial_id is not None:
         trial = records.find(Trial, source_trial_id)
         if trial is None or not trial.latest_checkpoint_id:
@@ -283,11 +284,11 @@ def _close(draft: Draft, experiment_id: int, operations: Sequence[Operation], ru
         trial = get(draft, Trial, trial_id(experiment_id, operation.number))
         if trial.state is State.TERMINAL or trial.closing is not None:
             continue
-        grace_seconds = _facts(draft, experiment_id).preemption_timeout_seconds
+        grace_seconds = _settled(draft, experiment_id).preemption_timeout
         deadline_at = now + grace_seconds + rules.force_seconds
         order = StopOrder(ExitKind.PREEMPTED, operation.reason, deadline_at)
         close_trial(draft, trial, Outcome.COMPLETED, order, rules=rules, now=now)
 
 
-def _facts(draft: Draft, experiment_id: int) -> Facts:
-    return facts_of(get(draft, Experiment, experiment_id).config_json)
+def _settled(draft: Draft, experiment_id: int) -> Settled:
+    return settled_of(get(draft, Experiment, experiment_id).config_json)

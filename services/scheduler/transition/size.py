@@ -11,34 +11,36 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gangline.config.elastic import sizes_of
 from gangline.domain.allocation import Allocation, Request, SizeChange
 from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.settled.record import Settled
 from gangline.domain.state import ExitKind, State
-from services.scheduler.state.facts import Facts, facts_of
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
 # Kept for each trial, so that its record stays small.
 MAX_SIZE_CHANGES = 10
 
 
-def shrink_time(trial: Trial, facts: Facts, rules: Rules, now: float) -> float:
+def shrink_time(trial: Trial, settled: Settled, rules: Rules, now: float) -> float:
     """Returns the time from which a requeued trial may start on fewer slots; 0 for never."""
-    if not facts.smaller_sizes or not trial.attempts:
+    if not sizes_of(settled) or not trial.attempts:
         return 0.0
     rested_at = trial.resized_at + rules.resize_seconds if trial.resized_at else 0.0
     return max(now + rules.shrink_seconds, rested_at)
 
 
-def kept_slots(trial: Trial, facts: Facts) -> int:
+def kept_slots(trial: Trial, settled: Settled) -> int:
     """Returns the size of the last attempt, if it was smaller than the full size and is still allowed; 0 otherwise."""
-    return trial.attempt_slots if trial.attempt_slots in facts.smaller_sizes else 0
+    return trial.attempt_slots if trial.attempt_slots in sizes_of(settled) else 0
 
 
-def may_have(request: Request, slots: int, facts: Facts, now: float) -> bool:
+def may_have(request: Request, slots: int, settled: Settled, now: float) -> bool:
     """Returns whether this request may start on so many slots now."""
-    if slots == request.slots or slots not in facts.smaller_sizes:
+    if slots == request.slots or slots not in sizes_of(settled):
         return slots == request.slots
     return slots == request.kept_slots or 0 < request.shrink_at <= now
 
@@ -60,8 +62,8 @@ def grow(records: Records, allocation_id: str, rules: Rules, now: float) -> Stat
         return StateChange()
     if allocation.grow_at > now:
         return StateChange()
-    facts = facts_of(get(records, Experiment, allocation.experiment_id).config_json)
-    deadline_at = now + facts.preemption_timeout_seconds + rules.force_seconds
+    settled = settled_of(get(records, Experiment, allocation.experiment_id).config_json)
+    deadline_at = now + settled.preemption_timeout + rules.force_seconds
     reason = f"starts again on {allocation.full_slots} slots, it had {allocation.num_slots}"
     draft = Draft(records)
     growing = replace(allocation, grow_slots=allocation.full_slots)

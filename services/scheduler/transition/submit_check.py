@@ -11,12 +11,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gangline.config import ExperimentConfig, check_config
+from gangline.config import check_config
 from gangline.config.hyperparameter import Random
 from gangline.domain.experiment import Experiment
 from gangline.domain.limits import MOST_COUNT
 from gangline.domain.resource import Agent, Counter
 from gangline.domain.search import SearchPreview, total_lengths
+from gangline.domain.settled.reading import settle_values
+from gangline.domain.settled.record import Settled
 from gangline.domain.state import State
 from gangline.errors import GanglineError, conflict, invalid, not_found
 from services.scheduler.placement.capacity.feasibility import never_fits
@@ -25,10 +27,10 @@ from services.scheduler.searcher.interface import Brief
 from services.scheduler.searcher.optuna_class import check_packages
 from services.scheduler.searcher.replay import make_searcher
 from services.scheduler.searcher.study import first_suggestions
-from services.scheduler.state.facts import DEFAULT_POOL, Facts, facts_of, facts_of_parsed
 from services.scheduler.state.records import SINGLETON, Draft, Records, StateChange
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.project.project_move import home_of
+from services.scheduler.state.settled import settled_of_parsed
 from services.scheduler.transition.removal import check_code_stays
 from services.scheduler.transition.search import begin_search
 
@@ -43,17 +45,17 @@ def admit(
     """
     if not submitted["request_id"]:
         raise invalid("request.no_id", "a submit needs a request id; the client makes one for each experiment")
-    config = _parse(submitted["config_json"])
+    config = check_config(submitted["config_json"])
     config_json = config.model_dump_json()
-    facts = facts_of_parsed(config_json, config)
-    warnings = check_place(facts, pools, agents)
+    settled = settled_of_parsed(config_json, config)
+    warnings = check_place(settled, pools, agents)
     submission = AdmittedSubmission(
         request_id=submitted["request_id"],
         owner=submitted["owner"],
-        facts=facts,
+        settled=settled,
         config_json=config_json,
         code_sha256=submitted["code_sha256"],
-        seed=_choose_seed(facts, rng),
+        seed=_choose_seed(settled, rng),
         workspace=config.workspace,
         project=config.project,
         template=submitted.get("template", ""),
@@ -62,10 +64,10 @@ def admit(
     return submission, warnings
 
 
-def check_place(facts: Facts, pools: Sequence[PoolConfig], agents: Iterable[Agent]) -> list[str]:
+def check_place(settled: Settled, pools: Sequence[PoolConfig], agents: Iterable[Agent]) -> list[str]:
     """Returns warnings. Raises GanglineError `pool.not_found` or `request.never_fits`."""
-    pool = _find_pool(facts, pools)
-    return _check_fit(facts, pool, [agent for agent in agents if agent.pool == pool.name])
+    pool = _find_pool(settled, pools)
+    return _check_fit(settled, pool, [agent for agent in agents if agent.pool == pool.name])
 
 
 def check_repeated(experiment: Experiment, submitted: Mapping[str, str]) -> None:
@@ -85,7 +87,7 @@ def check_repeated(experiment: Experiment, submitted: Mapping[str, str]) -> None
 
 
 def _unchanging(config_json: str) -> dict[str, object]:
-    return _parse(config_json).model_dump(exclude={"resources", "workspace", "project", "description", "labels"})
+    return check_config(config_json).model_dump(exclude={"resources", "workspace", "project", "description", "labels"})
 
 
 def preview(
@@ -93,18 +95,18 @@ def preview(
 ) -> SearchPreview:
     """Returns the first trials that this configuration would make. pools, agents: where they have to fit; empty for no
     such check. Raises GanglineError `config.*`, `pool.not_found`, `request.never_fits`."""
-    facts = facts_of(_parse(config_json).model_dump_json())
+    settled = settle_values(check_config(config_json))
     if pools:
-        check_place(facts, pools, agents)
-    check_packages(facts.searcher.sampler, facts.searcher.pruner)
-    seed = _choose_seed(facts, rng)
-    searcher = make_searcher(facts, seed)
+        check_place(settled, pools, agents)
+    check_packages(settled.searcher.sampler, settled.searcher.pruner)
+    seed = _choose_seed(settled, rng)
+    searcher = make_searcher(settled, seed)
     numbers = range(1, min(limit, searcher.num_planned) + 1)
     if searcher.hyperparameters(1) is None:
-        points = first_suggestions(Brief(facts.searcher, facts.hyperparameters, seed), limit)
+        points = first_suggestions(Brief(settled.searcher, settled.hyperparameters, seed), limit)
     else:
         points = [searcher.hyperparameters(number) or {} for number in numbers]
-    section, num_trials = facts.searcher, searcher.num_planned
+    section, num_trials = settled.searcher, searcher.num_planned
     brackets = section.brackets
     totals = total_lengths(brackets) if brackets else (num_trials * (section.length or 0),) * 3
     at_once = sum(bracket.max_concurrent_trials for bracket in brackets) or section.max_concurrent_trials
@@ -119,7 +121,7 @@ def preview(
         min_total=min(totals[0], MOST_COUNT),
         expected_total=min(totals[1], MOST_COUNT),
         max_total=min(totals[2], MOST_COUNT),
-        slots_per_trial=facts.slots,
+        slots_per_trial=settled.resources.slots_per_trial,
     )
 
 
@@ -137,16 +139,13 @@ def find_pool(name: str, pools: Sequence[PoolConfig]) -> PoolConfig:
     return pool
 
 
-def _choose_seed(facts: Facts, rng: Random) -> int:
-    return facts.seed if facts.seed is not None else rng.randint(0, 2**31 - 1)
+def _choose_seed(settled: Settled, rng: Random) -> int:
+    seed = settled.reproducibility.experiment_seed
+    return rng.randint(0, 2**31 - 1) if seed is None else seed
 
 
-def _parse(config_json: str) -> ExperimentConfig:
-    return check_config(config_json)
-
-
-def _find_pool(facts: Facts, pools: Sequence[PoolConfig]) -> PoolConfig:
-    name = facts.pool or DEFAULT_POOL
+def _find_pool(settled: Settled, pools: Sequence[PoolConfig]) -> PoolConfig:
+    name = settled.resources.pool_name
     pool = next((pool for pool in pools if pool.name == name), None)
     if pool is not None:
         return pool
@@ -156,12 +155,14 @@ def _find_pool(facts: Facts, pools: Sequence[PoolConfig]) -> PoolConfig:
     )
 
 
-def _check_fit(facts: Facts, pool: PoolConfig, agents: Sequence[Agent]) -> list[str]:
+def _check_fit(settled: Settled, pool: PoolConfig, agents: Sequence[Agent]) -> list[str]:
     """Returns warnings. Lost agents count, because they may come back. Raises GanglineError `request.never_fits`."""
     sizes = [len(agent.slots) for agent in agents]
-    sentence = never_fits(facts.slots, pool.name, sizes, facts.is_single_agent, pool.allow_heterogeneous_fits)
+    slots, is_single_node = settled.resources.slots_per_trial, settled.resources.is_single_node
+    sentence = never_fits(slots, pool.name, sizes, is_single_node, pool.allow_heterogeneous_fits)
     if sentence is not None:
-        raise invalid("request.never_fits", f"{'slots_per_trial' if facts.task_kind is None else 'slots'}: {sentence}")
+        key = "slots_per_trial" if settled.task_kind is None else "slots"
+        raise invalid("request.never_fits", f"{key}: {sentence}")
     return [] if agents else [f"pool {pool.name!r} has no agents yet; the experiment waits until some join"]
 
 
@@ -171,7 +172,7 @@ class AdmittedSubmission:
 
     request_id: str
     owner: str
-    facts: Facts
+    settled: Settled
     config_json: str
     code_sha256: str
     seed: int  # seed of its search and of its first trial
@@ -198,7 +199,7 @@ def submit_experiment(records: Records, submission: AdmittedSubmission, rules: R
     counter = records.find(Counter, SINGLETON) or Counter(1)
     experiment = Experiment(
         id=counter.next_value,
-        name=submission.facts.name,
+        name=submission.settled.name,
         owner=submission.owner,
         config_json=submission.config_json,
         code_sha256=submission.code_sha256,
@@ -208,7 +209,7 @@ def submit_experiment(records: Records, submission: AdmittedSubmission, rules: R
         template=submission.template,
         labels=tuple(sorted(set(submission.labels))),
         forked_from=submission.forked_from,
-        task_kind=submission.facts.task_kind,
+        task_kind=submission.settled.task_kind,
     )
     if submission.is_paused:
         experiment = replace(experiment, state=State.PAUSED, reason=f"created paused by {submission.owner}")

@@ -7,11 +7,11 @@ taken when the runner ends are left to the drainer (`spool_folder.py`).
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 
 import structlog
 
+from gangline.domain.settled.reading import settle
 from gangline.domain.state import TaskKind
 from gangline.v1 import runner_pb2
 from services.common.concurrency import cancel
@@ -103,8 +103,7 @@ class Delivery:
     def serve_task(self, folder: SharedFolder, uid: int, user: RankUser | None) -> None:
         """Offers a shell or a notebook to the gateways; does nothing for other work. uid: as which it runs. user: the
         same, where it is another one than the runner's."""
-        task = json.loads(self._spec.config_json or "{}").get("task") or {}
-        if task.get("kind") in _SERVED_KINDS:
+        if settle(self._spec.config_json).task_kind in _SERVED_KINDS:
             self._task_proxy = TaskProxy(
                 self._spec.allocation.id,
                 self._spec.token,

@@ -12,12 +12,13 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
 
 from gangline.cluster_info import CHIEF_PORT_KEY, CheckpointInfo, ClusterInfo, TrialInfo
-from gangline.domain.container import has_image
 from gangline.domain.entrypoint import program_of, runs_in_every_slot
 from gangline.domain.id import number_of
+from gangline.domain.settled.reading import load_document, settle
+from gangline.domain.settled.record import Settled
 from gangline.domain.storage.storage_fault import DEFAULT_WAIT_SECONDS
 from gangline.domain.visible_device import ORDER_KEY, PCI_ORDER, VISIBLE_KEY, is_mig
 from gangline.launch.beat_file import BEAT_KEY
@@ -103,7 +104,7 @@ def find_place(spec: runner_pb2.RunnerSpec) -> Place:
         first_rank=sum(sizes[: spec.node_rank]),
         local_world_size=sizes[spec.node_rank],
         world_size=sum(sizes),
-        runs_once=not runs_in_every_slot(load_config(spec).get("entrypoint") or ""),
+        runs_once=not runs_in_every_slot(settled_of(spec).entrypoint),
     )
 
 
@@ -163,19 +164,24 @@ def threads_per_rank(spec: runner_pb2.RunnerSpec, place: Place, num_cores: int) 
 
 def experiment_variables(spec: runner_pb2.RunnerSpec) -> dict[str, str]:
     """Returns the experiment's environment.environment_variables for this kind of slot."""
-    section = load_config(spec).get("environment", {}).get("environment_variables", {})
-    entries = section.get("cuda" if _is_gpu(spec) else "cpu", []) if isinstance(section, dict) else section
+    variables = settled_of(spec).environment.environment_variables
+    entries = variables.cuda if _is_gpu(spec) else variables.cpu
     return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
 
 
-def load_config(spec: runner_pb2.RunnerSpec) -> dict[str, Any]:
-    config = json.loads(spec.config_json or "{}")
-    return config if isinstance(config, dict) else {}
+def settled_of(spec: runner_pb2.RunnerSpec) -> Settled:
+    """Returns the experiment's configuration. It is settled once in a runner, which has one attempt at a time."""
+    return _settle(spec.config_json)
+
+
+@lru_cache(maxsize=1)
+def _settle(config_json: str) -> Settled:
+    return settle(config_json)
 
 
 def find_program(spec: runner_pb2.RunnerSpec) -> list[str]:
     """Returns the command that replaces the ranks' processes; empty if Python runs the entrypoint in them."""
-    return program_of(load_config(spec).get("entrypoint") or "")
+    return program_of(settled_of(spec).entrypoint)
 
 
 def needs_no_library(spec: runner_pb2.RunnerSpec) -> bool:
@@ -188,7 +194,7 @@ def needs_no_library(spec: runner_pb2.RunnerSpec) -> bool:
 def needs_no_warmth(spec: runner_pb2.RunnerSpec) -> bool:
     """Whether a fork of the runner itself can start this member's processes: those of no container, without
     libraries."""
-    return needs_no_library(spec) and not has_image(load_config(spec))
+    return needs_no_library(spec) and not settled_of(spec).has_image
 
 
 def _with_directory(path: str, directory: str) -> str:
@@ -239,7 +245,7 @@ def _determined_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Ne
     variables = {
         "DET_CLUSTER_ID": spec.cluster_id,
         "DET_AGENT_ID": place.agent_id,
-        "DET_TASK_TYPE": (load_config(spec).get("task") or {}).get("kind", "TRIAL"),
+        "DET_TASK_TYPE": settled_of(spec).task_kind or "TRIAL",
         "DET_TASK_ID": spec.trial.id,
         "DET_ALLOCATION_ID": spec.allocation.id,
         "DET_EXPERIMENT_ID": str(spec.trial.experiment_id),
@@ -330,7 +336,7 @@ def _cluster_info(
         experiment_id=spec.trial.experiment_id,
         trial_seed=spec.trial.seed,
         hparams=json.loads(spec.trial.hyperparameters_json or "{}"),
-        config=load_config(spec),
+        config=load_document(spec.config_json),
         strategy_choice_json=spec.trial.strategy_choice_json,
     )
     checkpoint = None

@@ -19,12 +19,12 @@ from gangline.domain.container import (
     find_bad_capability,
     find_bad_image,
     find_bad_mount,
-    has_image,
     image_of,
     is_docker,
     names_container,
     parse_memory_size,
 )
+from gangline.domain.settled.record import Settled, SettledMount
 from gangline.errors import GanglineError, invalid
 from services.common.rank_rules import RankRules, RankUser
 
@@ -84,34 +84,34 @@ class ContainerPlace:
         return self.uid == 0
 
 
-def find_request(config: Mapping[str, Any], code_directory: str, *, is_gpu: bool) -> ContainerRequest | None:
+def find_request(settled: Settled, code_directory: str, *, is_gpu: bool) -> ContainerRequest | None:
     """Returns the container that the configuration asks for; None for none. Raises GanglineError `environment.image`.
 
     A relative `container_path` is below the code's folder.
     """
-    if not has_image(config):
+    if not settled.has_image:
         return None
-    section = config["environment"]
-    problem = find_bad_image(section["image"])
-    for key in ("add_capabilities", "drop_capabilities"):
-        problem = problem or find_bad_capability(section.get(key) or ())
+    environment = settled.environment
+    problem = find_bad_image(environment.image)
+    for names in (environment.add_capabilities, environment.drop_capabilities):
+        problem = problem or find_bad_capability(names)
     if problem:
         raise _refused(problem)
-    image = image_of(section["image"], is_gpu=is_gpu)
+    image = image_of(environment.image, is_gpu=is_gpu)
     if not image:
         raise _refused(f"it names no image for {'GPU' if is_gpu else 'CPU'} slots")
     if not names_container(image):
         return None
-    size = (config.get("resources") or {}).get("shm_size")
+    size = settled.resources.shm_size
     return ContainerRequest(
         image,
-        _find_python(section.get("python") or ""),
-        tuple(_mount_of(mount, code_directory) for mount in config.get("bind_mounts") or ()),
+        _find_python(environment.python),
+        tuple(_mount_of(mount, code_directory) for mount in settled.bind_mounts),
         DEFAULT_SHM_BYTES if size is None else parse_memory_size(size),
-        tuple(section.get("add_capabilities") or ()),
-        tuple(section.get("drop_capabilities") or ()),
-        bool(section.get("force_pull_image")),
-        section.get("registry_auth") or {},
+        environment.add_capabilities,
+        environment.drop_capabilities,
+        environment.force_pull_image,
+        environment.registry_auth or {},
     )
 
 
@@ -175,12 +175,11 @@ def _find_python(named: str) -> str:
     return named if posixpath.basename(named).startswith("python") else posixpath.join(named, "bin/python3")
 
 
-def _mount_of(mount: Mapping[str, Any], code_directory: str) -> Mount:
-    source, target = str(mount.get("host_path")), str(mount.get("container_path"))
-    propagation = str(mount.get("propagation") or "rprivate")
-    if problem := find_bad_mount(source, target, propagation):
+def _mount_of(mount: SettledMount, code_directory: str) -> Mount:
+    if problem := find_bad_mount(mount.host_path, mount.container_path, mount.propagation):
         raise _refused(f"bind_mounts: {problem}")
-    return Mount(source, posixpath.join(code_directory, target), bool(mount.get("read_only")), propagation)
+    target = posixpath.join(code_directory, mount.container_path)
+    return Mount(mount.host_path, target, mount.read_only, mount.propagation)
 
 
 def _user_arguments(place: ContainerPlace, request: ContainerRequest, *, is_docker: bool) -> list[str]:

@@ -32,6 +32,8 @@ class LogPolicyMatcher:
         self.hits: list[LogHit] = []
         self.left_out: list[str] = []
         for rule in rules:
+            if not rule.pattern:
+                continue
             try:
                 self._waiting.append((rule, compile_pattern(rule.pattern)))
             except BadPattern as error:

@@ -18,8 +18,8 @@ from services.common import keys
 from services.common.etcd import Put
 from services.scheduler.searcher.replay import PAGE_EVENTS, make_searcher, replay
 from services.scheduler.state.codec import operations_of
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Record, StateChange, get
+from services.scheduler.state.settled import settled_of
 from services.scheduler.state.state_store import load
 from tests.integration.scheduler.conftest import Bench
 from tests.support.scheduler import config_json
@@ -210,7 +210,7 @@ async def test_a_search_of_ten_thousand_trials_continues_at_a_new_leader(bench: 
     await _write(bench, _records(config, num_ended))
     state = await load(bench.etcd)
     # Linear in the trials: `python -m benchmarks.search` measures the seconds.
-    assert calls_of(lambda: replay(state, get(state, Search, 1), facts_of(config))) < CALLS * num_ended
+    assert calls_of(lambda: replay(state, get(state, Search, 1), settled_of(config))) < CALLS * num_ended
     scheduler = await bench.scheduler()
     agent = await bench.agent("a1")
     [spec] = await agent.started()
@@ -228,7 +228,7 @@ async def test_a_search_of_ten_thousand_trials_continues_at_a_new_leader(bench: 
 def _records(config: str, num_ended: int) -> list[Record]:
     """A search of which all trials but the last one were stopped at their first rung, better ones first."""
     events = [SearchEvent(SearchEventKind.EXPERIMENT_CREATED)]
-    searcher = make_searcher(facts_of(config), 7)
+    searcher = make_searcher(settled_of(config), 7)
     searcher.on_event(events[0])
     for number in range(1, num_ended + 1):
         validation = SearchEvent(SearchEventKind.VALIDATED, number, 4, number / 10_000, units=4.0)

@@ -8,10 +8,11 @@ import pytest
 
 from gangline.client.checkpoint_choice import best_checkpoints, choose_order, metrics_of
 from gangline.domain.experiment import Checkpoint
+from gangline.domain.settled.reading import settle_values
 from gangline.domain.state import CheckpointState
 from gangline.errors import GanglineError
 
-CONFIG = {"searcher": {"metric": "accuracy", "smaller_is_better": False}}
+SETTLED = settle_values({"searcher": {"metric": "accuracy", "smaller_is_better": False}})
 
 
 def make(
@@ -26,18 +27,18 @@ def best(checkpoints: list[Checkpoint], limit: int = 9, *, smaller: bool = True)
 
 
 def test_searcher_decides_where_the_caller_leaves_it_open() -> None:
-    assert choose_order(CONFIG, None, None) == choose_order(CONFIG, "accuracy", None) == ("accuracy", False)
-    assert choose_order({"searcher": {"metric": "loss"}}, None, None) == ("loss", True)
+    assert choose_order(SETTLED, None, None) == choose_order(SETTLED, "accuracy", None) == ("accuracy", False)
+    assert choose_order(settle_values({"searcher": {"metric": "loss"}}), None, None) == ("loss", True)
 
 
 def test_caller_decides_before_the_searcher() -> None:
-    assert choose_order(CONFIG, None, True) == ("accuracy", True)
-    assert choose_order(CONFIG, "f1", False) == ("f1", False)
+    assert choose_order(SETTLED, None, True) == ("accuracy", True)
+    assert choose_order(SETTLED, "f1", False) == ("f1", False)
 
 
 def test_another_metric_needs_a_direction() -> None:
     with pytest.raises(GanglineError) as caught:
-        choose_order(CONFIG, "f1", None)
+        choose_order(SETTLED, "f1", None)
     assert caught.value.code == "checkpoint.no_direction"
     assert "give smaller_is_better" in caught.value.message
 

@@ -9,7 +9,8 @@ import yaml
 
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.parse import parse_config
-from gangline.domain.container import has_image, image_of, parse_memory_size
+from gangline.domain.container import image_of, parse_memory_size
+from gangline.domain.settled.reading import settle_values
 from gangline.errors import GanglineError
 
 BASE = {"entrypoint": "python3 train.py", "searcher": {"name": "single", "metric": "loss"}}
@@ -103,7 +104,7 @@ def test_an_image_of_determined_warns_and_makes_no_container(image: Any) -> None
     config, warnings = parse(environment={"image": image}, resources={"shm_size": "1g"})
     assert [warning.split(":")[0] for warning in warnings] == ["environment.image", "resources.shm_size"]
     assert "in the agents' Python" in warnings[0]
-    assert not has_image({"environment": config.environment.model_dump()})
+    assert not settle_values(config).has_image
     with pytest.raises(GanglineError, match=r"needs environment\.image"):
         parse(environment={"image": image}, bind_mounts=[MOUNT])
 

@@ -6,6 +6,7 @@ import pytest
 
 from gangline.config import parse_config
 from gangline.config.elastic import sizes_of, smaller_sizes
+from gangline.domain.settled.reading import settle_values
 from gangline.errors import GanglineError
 
 TEXT = """
@@ -41,12 +42,12 @@ def test_a_smaller_size_divides_the_full_one_and_the_strategy_can_use_it(
 ) -> None:
     assert smaller_sizes(slots, fewest, strategy) == sizes
     config, _ = parse_config(TEXT.format(slots=slots, fewest=fewest, strategy=strategy))
-    assert sizes_of(config) == sizes
+    assert sizes_of(settle_values(config)) == sizes
 
 
 def test_without_a_minimum_there_is_one_size() -> None:
     config, _ = parse_config(TEXT.format(slots=4, fewest="null", strategy="ddp"))
-    assert sizes_of(config) == ()
+    assert sizes_of(settle_values(config)) == ()
 
 
 @pytest.mark.parametrize(

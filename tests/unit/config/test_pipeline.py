@@ -20,6 +20,7 @@ from gangline.config.pipeline import (
     microbatch_conflict,
     slot_of_part,
 )
+from gangline.domain.settled.reading import settle_values
 from gangline.errors import GanglineError
 
 TRIAL = """
@@ -165,7 +166,7 @@ def test_a_smaller_size_has_fewer_replicas_of_the_same_stages() -> None:
     assert smaller_sizes(8, 2, "pipeline", 2) == (4, 2)
     assert smaller_sizes(8, 2, "pipeline", None) == ()
     config, _ = parse_config(TRIAL.format(slots=8, fewest=2, batch=64, options="stages: 2"))
-    assert sizes_of(config) == (4, 2)
+    assert sizes_of(settle_values(config)) == (4, 2)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from gangline.config import parse_config
 from gangline.config.searcher import SEARCHER_ROWS, Searcher, SearcherName
+from gangline.domain.settled.reading import settle_values
 from gangline.errors import GanglineError
 
 CONFIG = """
@@ -82,4 +83,4 @@ def test_a_trial_class_may_have_its_length_from_a_time_metric_that_is_a_unit() -
 def test_a_length_of_any_size_has_rungs() -> None:
     text = f"entrypoint: model:Trial\nsearcher: {{{{metric: loss, name: {ASHA}, divisor: 1000, max_length: {{}}}}}}\n"
     config, _ = parse_config(text.format(2**62))
-    assert config.searcher.brackets[0].rungs[-1].length == 2**62
+    assert settle_values(config).searcher.brackets[0].rungs[-1].length == 2**62

@@ -9,9 +9,10 @@ import pytest
 from gangline import core
 from gangline.core import DistributedContext, SearcherContext, SearcherMode, TensorboardMode, TrainContext, Unit
 from gangline.core.link import Link
-from gangline.core.searcher import length_by_unit, length_of
 from gangline.core.tensorboard import TensorboardFolder
 from gangline.domain.history import MetricsPoint
+from gangline.domain.settled.reading import settle_values
+from gangline.domain.settled.searcher import SettledLength
 from gangline.errors import GanglineError
 from tests.support.world import in_ranks
 
@@ -29,12 +30,17 @@ class _Link(Link):
 
 
 def _searcher(
-    length: Any, distributed: DistributedContext | None = None, link: Link | None = None, is_local: bool = False
+    length: Any,
+    distributed: DistributedContext | None = None,
+    link: Link | None = None,
+    is_local: bool = False,
+    **section: Any,
 ) -> SearcherContext:
     distributed = distributed or DistributedContext()
     folder = TensorboardFolder("memory://searcher", "", distributed.rank, TensorboardMode.MANUAL)
     train = TrainContext(distributed, link or Link(), None, folder)
-    return SearcherContext(distributed, train, length, is_local)
+    settled = settle_values({"searcher": {"max_length": length, **section}})
+    return SearcherContext(distributed, train, settled.searcher.operation_length, is_local)
 
 
 @pytest.mark.parametrize(
@@ -53,15 +59,13 @@ def test_one_operation_of_the_configured_length(length: Any, unit: Unit, number:
 
 
 def test_the_length_may_be_that_of_a_time_metric() -> None:
-    section = {"time_metric": "epochs", "max_time": 5}
-    assert length_of(section) == {"epochs": 5}
-    searcher = _searcher(length_of(section))
+    searcher = _searcher(None, time_metric="epochs", max_time=5)
     assert (searcher.get_configured_units(), next(searcher.operations()).length) == (Unit.EPOCHS, 5)
     # A metric of the script is no unit.
-    searcher = _searcher(length_of({"time_metric": "tokens", "max_time": 9}))
+    searcher = _searcher(None, time_metric="tokens", max_time=9)
     assert (searcher.get_configured_units(), next(searcher.operations()).length) == (None, 9)
-    assert length_of({"max_length": 3, **section}) == 3
-    assert length_of({}) is None
+    searcher = _searcher(3, time_metric="epochs", max_time=5)
+    assert (searcher.get_configured_units(), next(searcher.operations()).length) == (Unit.BATCHES, 3)
 
 
 def test_a_validation_carries_the_progress_that_was_reported_before_it() -> None:
@@ -74,7 +78,8 @@ def test_a_validation_carries_the_progress_that_was_reported_before_it() -> None
     link = SentLink()
     folder = TensorboardFolder("memory://searcher", "", 0, TensorboardMode.MANUAL)
     train = TrainContext(DistributedContext(), link, None, folder)
-    operation = next(SearcherContext(DistributedContext(), train, {"epochs": 4}, is_local=False).operations())
+    searcher = SearcherContext(DistributedContext(), train, SettledLength("epochs", 4), is_local=False)
+    operation = next(searcher.operations())
     train.report_validation_metrics(10, {"loss": 1.0})
     operation.report_progress(2)
     train.report_training_metrics(20, {"loss": 1.0})
@@ -127,26 +132,14 @@ def test_refused() -> None:
         in_ranks(2, work)
 
 
-@pytest.mark.parametrize(
-    ("section", "expected"),
-    [
-        ({"max_length": 7}, {"batches": 7}),
-        ({"max_length": {"epochs": 2, "batches": None}}, {"epochs": 2}),
-        ({"time_metric": "tokens", "max_time": 5}, {"tokens": 5}),
-        ({}, {}),
-    ],
-)
-def test_length_by_unit(section: dict[str, Any], expected: dict[str, int]) -> None:
-    assert length_by_unit(section) == expected
-
-
 def test_an_operation_in_batches_marks_its_validations_and_warns_once_past_its_length(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     train = TrainContext(
         DistributedContext(), Link(), None, TensorboardFolder("memory://s", "", 0, TensorboardMode.MANUAL)
     )
-    operation = next(SearcherContext(DistributedContext(), train, {"batches": 4}, is_local=False).operations())
+    searcher = SearcherContext(DistributedContext(), train, SettledLength("batches", 4), is_local=False)
+    operation = next(searcher.operations())
     assert train._units == 0.0
     with caplog.at_level("WARNING", "gangline"):
         for batch in (4, 5, 6):

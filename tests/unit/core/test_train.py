@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -319,7 +320,8 @@ def test_training_goes_on_without_a_decision(cluster: ClusterInfo, caplog: pytes
 def test_other_searches_and_units_that_are_not_known_wait_for_nothing(cluster: ClusterInfo) -> None:
     link = _DecidedLink()
     _on_cluster(cluster, link).report_validation_metrics(100, {"error": 0.5})
-    cluster.trial.config["searcher"] = {**ASHA, "max_length": {"epochs": 16}}
+    in_epochs = {**cluster.trial.config, "searcher": {**ASHA, "max_length": {"epochs": 16}}}
+    cluster = replace(cluster, trial=replace(cluster.trial, config=in_epochs))
     train = _on_cluster(cluster, link)
     train.report_validation_metrics(100, {"error": 0.5})
     assert link.num_questions == 0

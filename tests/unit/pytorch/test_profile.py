@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from gangline import pytorch
+from gangline.domain.settled.reading import settle_values
 from gangline.errors import GanglineError
 from gangline.pytorch.profile import other_session
 from gangline.pytorch.profile.clock import StepClock
-from gangline.pytorch.profile.profile import ProfileSetting, mean
+from gangline.pytorch.profile.profile import mean
 from gangline.pytorch.profile.trace import Trace
 from tests.support.event_file import read_scalars
 from tests.support.small_trial import SmallTrial, fit
@@ -58,8 +59,8 @@ def test_means_over_ranks() -> None:
     ],
 )
 def test_batches_that_are_measured(section: dict[str, Any] | None, covered: list[int]) -> None:
-    setting = ProfileSetting.parse(section, is_enabled=False)
-    assert [batch for batch in range(5) if setting.covers(batch)] == covered
+    profiling = settle_values({"profiling": section}).profiling
+    assert [batch for batch in range(5) if profiling.covers(batch)] == covered
 
 
 def test_profile_is_reported_with_the_training_metrics() -> None:

@@ -11,13 +11,14 @@ import torch
 import gangline.core
 from gangline import pytorch
 from gangline.core import DistributedContext
+from gangline.domain.settled.record import SettledProfiling
 from gangline.pytorch.data import seed
 from gangline.pytorch.metrics.metric import Averaging, Reducer
 from gangline.pytorch.metrics.reducer import Reducers
 from gangline.pytorch.parallel import Replica, choose_strategy
 from gangline.pytorch.parallel.choice import SingleStrategy
 from gangline.pytorch.profile.clock import StepClock
-from gangline.pytorch.profile.profile import SUMMED, ProfileSetting, open_profile
+from gangline.pytorch.profile.profile import SUMMED, open_profile
 from gangline.pytorch.profile.trace import Trace
 from gangline.pytorch.profile.traffic import Traffic
 from gangline.pytorch.training.evaluation import Evaluation
@@ -66,7 +67,7 @@ class _Seen(SmallTrial):
 def _loop(trial: _Seen) -> TrainingLoop:
     context = trial.context
     traffic = Traffic((), StepClock())
-    setting = ProfileSetting()
+    setting = SettledProfiling()
     return TrainingLoop(
         trial=cast("PyTorchTrial", trial),
         context=context,

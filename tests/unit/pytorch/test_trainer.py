@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import TensorDataset
 
 from gangline import pytorch
+from gangline.domain.settled.reading import settle_values
 from gangline.errors import GanglineError
 from gangline.pytorch.training.loop import _place_here
-from gangline.pytorch.trial.setting import TrialSetting
 from tests.support.small_trial import DATA, SmallTrial, fit
 
 
@@ -260,7 +260,7 @@ def test_a_trial_is_validated_at_the_rungs_of_its_search(
     ],
 )
 def test_the_unit_of_any_searcher(searcher: dict[str, Any], unit: str) -> None:
-    assert TrialSetting({"searcher": searcher}).searcher_unit == unit
+    assert settle_values({"searcher": searcher}).searcher.unit_name == unit
 
 
 def test_trial_may_end_early() -> None:

@@ -13,9 +13,9 @@ from gangline.domain.search import Search, SearchOperation
 from gangline.domain.state import Outcome, SearchOperationKind, State
 from gangline.errors import GanglineError
 from services.scheduler.searcher import replay
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import Draft, SchedulerState, get
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.search import begin_search, post_operations
 from tests.support.scheduler import config_json
 
@@ -71,7 +71,7 @@ def test_another_leader_makes_the_same_trials_from_the_log() -> None:
     records = begun()
     post(records, 0, *(create(number) for number in range(32)))
     post(records, 1, *(create(number) for number in range(32, 40)))
-    searcher = replay.replay(records, get(records, Search, 1), facts_of(get(records, Experiment, 1).config_json))
+    searcher = replay.replay(records, get(records, Search, 1), settled_of(get(records, Experiment, 1).config_json))
     assert [searcher.hyperparameters(number) for number in (1, 40)] == [{"rate": 0}, {"rate": 39}]
     assert searcher.num_planned == get(records, Search, 1).num_planned == 40
 

@@ -9,8 +9,8 @@ from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import Availability, ExitKind, ReasonCode, State
 from services.scheduler.placement import AgentRoom, Group, PendingRequest, PoolConfig, Running, Snapshot, plan
 from services.scheduler.state.estimate import Estimates, Progress
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import get
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.deadline import next_deadline
 from services.scheduler.transition.end import activate_experiment, pause_experiment
 from services.scheduler.transition.exit import unended_agents
@@ -316,7 +316,7 @@ def test_a_placement_checks_the_size_once_more() -> None:
     model.lose("a2")
     model.exit("1.1.1", "a1", ExitKind.PEER_FAILED)
     request = get(model.state, Request, "1.1")
-    facts = facts_of(get(model.state, Experiment, 1).config_json)
-    assert [may_have(request, slots, facts, model.now) for slots in (4, 2, 1)] == [True, False, False]
+    settled = settled_of(get(model.state, Experiment, 1).config_json)
+    assert [may_have(request, slots, settled, model.now) for slots in (4, 2, 1)] == [True, False, False]
     later = request.shrink_at
-    assert [may_have(request, slots, facts, later) for slots in (4, 3, 2, 1)] == [True, False, True, True]
+    assert [may_have(request, slots, settled, later) for slots in (4, 3, 2, 1)] == [True, False, True, True]

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 
 from gangline.config.searcher import Searcher as Section
 from gangline.domain.search import SearchEvent, num_continuing, rung_lengths, total_lengths, trial_lengths
+from gangline.domain.settled.searcher import SettledSearcher
 from gangline.domain.state import Outcome, SearchEventKind
 from services.scheduler.searcher.halving import SuccessiveHalving
 from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, Operation, ShutDown
@@ -23,13 +24,15 @@ CREATED = SearchEvent(SearchEventKind.EXPERIMENT_CREATED)
 SPACE = {"lr": {"type": "log", "minval": -4, "maxval": -1}}
 
 
-def _section(**keys: Any) -> Section:
+def _section(**keys: Any) -> SettledSearcher:
     return Section.model_validate(
         {"name": "adaptive_asha", "metric": "loss", "max_trials": 16, "max_length": {"batches": 64}, **keys}
     )
 
 
-def _bracket(num_trials: int, *, divisor: float = 4, length: int = 64, num_rungs: int = 3, **keys: Any) -> Section:
+def _bracket(
+    num_trials: int, *, divisor: float = 4, length: int = 64, num_rungs: int = 3, **keys: Any
+) -> SettledSearcher:
     given_keys = {"name": "async_halving", "num_rungs": num_rungs, "max_length": length, "divisor": divisor}
     return _section(**given_keys, max_trials=num_trials, max_concurrent_trials=keys.pop("at_once", num_trials), **keys)
 
@@ -45,7 +48,7 @@ def _closed(number: int, outcome: Outcome = Outcome.COMPLETED, *, is_invalid_hp:
 class _Search:
     """A searcher, with the trials that it stopped."""
 
-    def __init__(self, section: Section) -> None:
+    def __init__(self, section: SettledSearcher) -> None:
         self.searcher = SuccessiveHalving(Brief(section, SPACE, 7))
         self.stopped: list[int] = []
         self.num_created = 0

@@ -107,9 +107,9 @@ def test_a_trial_without_a_length_has_no_bound() -> None:
 
 
 def _section(searcher: dict[str, Any]) -> Any:
-    from services.scheduler.state.facts import facts_of
+    from services.scheduler.state.settled import settled_of
 
-    return facts_of(config_of(searcher)).searcher
+    return settled_of(config_of(searcher)).searcher
 
 
 def test_a_checkpoint_past_the_length_is_never_the_best() -> None:

@@ -14,8 +14,8 @@ from gangline.domain.experiment import Experiment
 from gangline.domain.state import ReasonCode, State
 from gangline.errors import ErrorKind, GanglineError
 from services.scheduler.placement import PoolConfig
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import get
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.end import kill_experiment, pause_experiment
 from services.scheduler.transition.queue_move import MAX_MOVED_APART, find_position, position_of
 from tests.support.scheduler_model import RULES, Model
@@ -83,18 +83,18 @@ def test_a_lower_max_slots_stops_nothing_and_starts_nothing() -> None:
     model.update_resources(1, max_slots=2, weight=3)
     [allocation] = model.allocations()
     assert allocation.state is State.STARTING
-    facts = facts_of(_experiment(model, 1).config_json)
-    assert (facts.max_slots, facts.weight) == (2, 3.0)
+    settled = settled_of(_experiment(model, 1).config_json)
+    assert (settled.resources.max_slots, settled.resources.weight) == (2, 3.0)
     [group] = model.snapshot().groups.values()
     assert (group.id, group.max_slots, group.weight) == ("experiment 1", 2, 3.0)
     model.update_resources(1, max_slots=0)
-    assert facts_of(_experiment(model, 1).config_json).max_slots is None
+    assert settled_of(_experiment(model, 1).config_json).resources.max_slots is None
 
 
 def test_a_weight_of_nothing_is_one() -> None:
     model = _queue(1)
     model.update_resources(1, weight=0)
-    assert facts_of(_experiment(model, 1).config_json).weight == 0
+    assert settled_of(_experiment(model, 1).config_json).resources.weight == 0
 
 
 def test_bad_values_are_named() -> None:
@@ -152,7 +152,7 @@ def test_a_move_takes_the_other_ones_priority() -> None:
     assert _order(model) == ["3.1", "1.1", "2.1"]
     assert get(model.state, Request, "1.1").priority == 5
     model.move(3, 2)
-    assert facts_of(_experiment(model, 3).config_json).priority == 42
+    assert settled_of(_experiment(model, 3).config_json).resources.priority == 42
     assert _order(model) == ["1.1", "3.1", "2.1"]
 
 

@@ -15,6 +15,7 @@ import torch
 
 from gangline.config.searcher import Searcher as Section
 from gangline.domain.search import SearchEvent
+from gangline.domain.settled.reading import settle_values
 from gangline.domain.state import Outcome, SearchEventKind
 from gangline.errors import GanglineError
 from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, ShutDown
@@ -36,7 +37,8 @@ SPACE = {
 
 def _brief(name: str = "tpe", seed: int = 7, space: dict[str, Any] | None = None, **keys: Any) -> Brief:
     values = {"metric": "loss", "max_trials": 30, "max_concurrent_trials": 3, "max_length": 8, **keys}
-    return Brief(Section.model_validate({"name": name, **values}), space or SPACE, seed)
+    section = settle_values({"searcher": Section.model_validate({"name": name, **values})}).searcher
+    return Brief(section, space or SPACE, seed)
 
 
 def _loss(values: dict[str, Any]) -> float:

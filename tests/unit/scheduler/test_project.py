@@ -22,7 +22,6 @@ from gangline.domain.experiment import (
 from gangline.domain.named_kind import PROJECT, TEMPLATE, WORKSPACE, NamedKind
 from gangline.domain.state import DeletionStage, ProjectAction
 from gangline.errors import ErrorKind, GanglineError
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SINGLETON, Record, SchedulerState, StateChange
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.project.kind_rule import MAX_HELD_DELETED
@@ -30,6 +29,7 @@ from services.scheduler.transition.project.named_change import change_named, rec
 from services.scheduler.transition.project.project_move import move_to_project
 from services.scheduler.transition.project.rule import MAX_REMOVALS, MAX_REQUESTS, Caller, NamedChange
 from services.scheduler.transition.submit_check import AdmittedSubmission, check_repeated, submit_experiment
+from services.scheduler.state.settled import settled_of
 from tests.support.scheduler import config_json
 
 ANN = Caller("ann", False, "r1")
@@ -371,7 +371,7 @@ def test_a_moved_experiment_names_its_new_project() -> None:
     assert moved.project_id == 2
     config = json.loads(moved.config_json)
     assert (config["workspace"], config["project"]) == ("lab", "vision")
-    assert facts_of(moved.config_json).name == "test"
+    assert settled_of(moved.config_json).name == "test"
     _apply(state, StateChange(puts=(moved,)))
     assert not move_to_project(state, 5, 2)
     # An experiment of an earlier version, which names no project, is in the default one.
@@ -384,7 +384,7 @@ def test_a_moved_experiment_names_its_new_project() -> None:
 
 def _submission(workspace: str = "lab", project: str = "vision") -> AdmittedSubmission:
     text = config_json(workspace=workspace, project=project)
-    return AdmittedSubmission("s1", "ann", facts_of(text), text, "0" * 64, 7, workspace, project, "base")
+    return AdmittedSubmission("s1", "ann", settled_of(text), text, "0" * 64, 7, workspace, project, "base")
 
 
 def test_an_experiment_keeps_its_project_and_its_template() -> None:

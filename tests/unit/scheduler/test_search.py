@@ -21,9 +21,9 @@ from services.scheduler.searcher import replay as replay_module
 from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, Operation, ShutDown
 from services.scheduler.searcher.methods import SEARCHERS
 from services.scheduler.state.estimate import Progress
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.hold import held_reason
 from services.scheduler.state.records import Records, SchedulerState, StateChange, get
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.end import (
     MAX_TRIALS,
     activate_experiment,
@@ -682,7 +682,7 @@ def test_searchers_in_memory_are_bounded_by_their_events(monkeypatch: pytest.Mon
     monkeypatch.setattr(replay_module, "MAX_KEPT_EVENTS", 10)
     kept = replay_module.KeptSearchers()
     monkeypatch.setattr(replay_module, "_kept_searchers", kept)
-    searcher = replay_module.make_searcher(facts_of(config_of(RANDOM)), 7)
+    searcher = replay_module.make_searcher(settled_of(config_of(RANDOM)), 7)
     search = Search(1, 7, num_events=4)
     for number in range(1, 5):
         page = SearchLog(number, 0, (SearchEvent(SearchEventKind.EXPERIMENT_CREATED),))

@@ -15,8 +15,8 @@ from gangline.domain.search import SearchPreview, expected_lengths
 from gangline.errors import GanglineError
 from gangline.protocol import wire
 from services.scheduler.placement import PoolConfig
-from services.scheduler.state.facts import facts_of
 from services.scheduler.transition.submit_check import AdmittedSubmission, admit, preview
+from services.scheduler.state.settled import settled_of
 
 POOLS = (PoolConfig("default"), PoolConfig("gpu", default_priority=10))
 AGENTS = tuple(Agent(f"a{n}", slots=tuple(Slot(f"a{n}/{s}") for s in range(2))) for n in range(2))
@@ -36,7 +36,7 @@ def _code(**fields: object) -> str:
 
 def test_what_is_admitted_has_a_seed_and_warnings() -> None:
     submission, warnings = _admit()
-    assert (submission.facts.slots, warnings) == (1, [])
+    assert (submission.settled.resources.slots_per_trial, warnings) == (1, [])
     assert submission.seed == _admit()[0].seed
     assert _admit(reproducibility={"experiment_seed": 3})[0].seed == 3
     _, warnings = _admit(resources={"resource_pool": "gpu"})
@@ -55,8 +55,8 @@ def test_a_submit_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ExperimentConfig, "model_validate_json", count)
     submission, _ = _admit(name="parsed once", hyperparameters={"lr": 0.1})
     assert len(parsed) == 1
-    # Every later question about this experiment is answered from the same facts.
-    assert facts_of(submission.config_json) is submission.facts
+    # Every later question about this experiment is answered from the same settled.
+    assert settled_of(submission.config_json) is submission.settled
     assert len(parsed) == 1
 
 
@@ -69,8 +69,8 @@ def test_the_facts_of_a_submit_are_those_of_the_stored_text() -> None:
         hyperparameters={"lr": {"type": "log", "minval": -4, "maxval": -1}, "layers": 3, "nested": {"a": [1, 2.5]}},
         reproducibility={"experiment_seed": 3},
     )
-    facts_of.cache_clear()
-    assert facts_of(submission.config_json) == submission.facts
+    settled_of.cache_clear()
+    assert settled_of(submission.config_json) == submission.settled
 
 
 def test_preview_draws_and_counts() -> None:

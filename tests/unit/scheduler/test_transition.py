@@ -14,10 +14,10 @@ from gangline.domain.state import AgentState, ExitKind, LogAction, Outcome, Reas
 from services.scheduler.leader.planner_snapshot import take_snapshot
 from services.scheduler.placement import Assignment, PoolConfig, plan
 from services.scheduler.state.estimate import Progress
-from services.scheduler.state.facts import facts_of
 from services.scheduler.state.records import SchedulerState as Records
 from services.scheduler.state.records import StateChange, get
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.availability import lost, registered
 from services.scheduler.transition.deadline import expired, next_deadline, overdue
 from services.scheduler.transition.end import kill_experiment
@@ -55,7 +55,7 @@ class World:
         for agent_id in ("a1", "a2"):
             slots = tuple(Slot(f"{agent_id}/{number}") for number in range(2))
             self.apply(registered(self.records, Agent(agent_id, slots=slots), RULES, 1.0))
-        submission = AdmittedSubmission("r", "ann", facts_of(CONFIG), CONFIG, "0", 7)
+        submission = AdmittedSubmission("r", "ann", settled_of(CONFIG), CONFIG, "0", 7)
         self.apply(submit_experiment(self.records, submission, RULES, 10.0))
 
     def apply(self, change: StateChange) -> StateChange:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gangline.domain.settled.reading import settle_values
 from gangline.errors import GanglineError
 from services.common.rank_rules import RankRules, RankUser
 from services.trial_runner.ranks.container_plan import (
@@ -42,7 +43,7 @@ PLACE = ContainerPlace(
 
 def request(environment: dict[str, Any] | None = None, **config: Any) -> ContainerRequest:
     section = {"image": "base:1", **(environment or {})}
-    found = find_request({"environment": section, **config}, "/state/code", is_gpu=False)
+    found = find_request(settle_values({"environment": section, **config}), "/state/code", is_gpu=False)
     assert found is not None
     return found
 
@@ -133,7 +134,7 @@ def test_an_agent_without_a_program_is_named() -> None:
 )
 def test_what_an_earlier_version_stored_unchecked_becomes_no_option(config: dict[str, Any], problem: str) -> None:
     with pytest.raises(GanglineError, match=problem):
-        find_request(config, "/state/code", is_gpu=False)
+        find_request(settle_values(config), "/state/code", is_gpu=False)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_what_an_earlier_version_stored_unchecked_becomes_no_option(config: dict
     ],
 )
 def test_without_an_image_there_is_no_container(config: dict[str, Any]) -> None:
-    assert find_request(config, "/state/code", is_gpu=False) is None
+    assert find_request(settle_values(config), "/state/code", is_gpu=False) is None
 
 
 @pytest.mark.parametrize(

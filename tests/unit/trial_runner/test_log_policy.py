@@ -7,7 +7,8 @@ import re
 import pytest
 
 from gangline.domain.allocation import LogHit
-from gangline.domain.failure import LogRule, log_rules_of
+from gangline.domain.failure import LogRule
+from gangline.domain.settled.reading import settle_values
 from gangline.domain.state import LogAction
 from services.trial_runner.ranks.log_policy import MAX_HIT_LENGTH, MAX_SEARCHED_LENGTH, LogPolicyMatcher
 
@@ -23,16 +24,17 @@ CONFIG = {
 
 def _watch() -> tuple[LogPolicyMatcher, list[str]]:
     notes: list[str] = []
-    return LogPolicyMatcher(log_rules_of(CONFIG), notes.append), notes
+    return LogPolicyMatcher(settle_values(CONFIG).log_policies, notes.append), notes
 
 
 def test_rules_are_read_in_every_form() -> None:
-    assert log_rules_of(CONFIG) == [
-        LogRule("ecc", "uncorrectable ECC", LogAction.EXCLUDE_NODE),
-        LogRule("out of .*memory", "out of .*memory", LogAction.CANCEL_RETRIES),
-        LogRule("note", "^slow", None),
+    rules = settle_values(CONFIG).log_policies
+    assert [(rule.label, rule.pattern, rule.action) for rule in rules] == [
+        ("ecc", "uncorrectable ECC", LogAction.EXCLUDE_NODE),
+        ("out of .*memory", "out of .*memory", LogAction.CANCEL_RETRIES),
+        ("note", "^slow", None),
+        ("nothing to look for", None, None),
     ]
-    assert log_rules_of({}) == []
 
 
 def test_each_policy_tells_its_first_line() -> None:

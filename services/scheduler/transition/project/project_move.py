@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from gangline.config.layer.lookup import check_open, find_home
 from gangline.domain.experiment import Experiment, Project, Workspace
 from gangline.domain.named_kind import PROJECT, WORKSPACE
+from gangline.domain.settled.reading import with_values
 from gangline.errors import conflict
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.transition.project.named_change import find_record
@@ -35,8 +35,7 @@ def move_to_project(records: Records, experiment_id: int, project_id: int) -> St
         raise conflict("experiment.deleting", f"experiment {experiment_id} is being deleted; nothing else changes it")
     workspace = find_record(records, WORKSPACE, project.workspace_id)
     check_open(workspace, project)
-    config = json.loads(experiment.config_json)
-    config |= {"workspace": workspace.name, "project": project.name}
+    names = {("workspace",): workspace.name, ("project",): project.name}
     draft = Draft(records)
-    draft.put(replace(experiment, project_id=project.id, config_json=json.dumps(config, separators=(",", ":"))))
+    draft.put(replace(experiment, project_id=project.id, config_json=with_values(experiment.config_json, names)))
     return draft.change

@@ -5,11 +5,11 @@ They are in its configuration as well, so a fork has them too; notes are in the 
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from gangline.config.layer.experiment_text import check_text_change, merge_labels
 from gangline.domain.experiment import Experiment, TextChange
+from gangline.domain.settled.reading import with_values
 from gangline.errors import conflict
 from services.scheduler.state.records import Draft, Records, StateChange, get
 
@@ -24,21 +24,16 @@ def change_texts(records: Records, experiment_id: int, change: TextChange) -> St
     if experiment.is_deleting:
         raise conflict("experiment.deleting", f"experiment {experiment_id} is being deleted; nothing else changes it")
     labels = merge_labels(experiment.labels, change)
-    document = json.loads(experiment.config_json)
-    present = dict(document)
-    document["labels"] = list(labels)
-    for key, text in (("name", change.name), ("description", change.description)):
-        if text is not None:
-            document[key] = text
+    texts = {("name",): change.name, ("description",): change.description}
+    values: dict[tuple[str, ...], object] = {("labels",): list(labels)}
+    values |= {path: text for path, text in texts.items() if text is not None}
     changed = replace(
         experiment,
+        config_json=with_values(experiment.config_json, values),
         name=experiment.name if change.name is None else change.name,
         notes=experiment.notes if change.notes is None else change.notes,
         labels=labels,
     )
-    if document != present:
-        config_json = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-        changed = replace(changed, config_json=config_json)
     draft = Draft(records)
     if changed != experiment:
         draft.put(changed)
