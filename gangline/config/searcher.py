@@ -22,11 +22,8 @@ from pydantic import (
 
 from gangline.config.section import WRITTEN, Section, describe, fault, unknown_key, wrong_type
 from gangline.domain.id import trial_id_of
-from gangline.domain.settled.searcher import HALVING_NAMES
+from gangline.domain.settled.searcher import HALVING_NAMES, UNITS, Unit
 from gangline.errors import GanglineError
-
-Unit = Literal["batches", "records", "epochs"]
-UNITS: tuple[Unit, ...] = ("batches", "records", "epochs")
 
 
 class Length(Section):

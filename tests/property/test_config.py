@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from gangline.config import ExperimentConfig, parse_config, sample_hyperparameters, split_batch
 from gangline.config.experiment import ExperimentConfig as Model
+from gangline.domain.settled.reading import settle, settle_values
 from gangline.errors import GanglineError
 
 NAMES = st.text(string.ascii_lowercase + "_", min_size=1, max_size=8).filter(lambda name: name != "type")
@@ -69,6 +70,12 @@ def test_what_is_accepted_survives_the_cluster(values: dict[str, Any]) -> None:
 @given(configurations())
 def test_json_and_yaml_mean_the_same(values: dict[str, Any]) -> None:
     assert parse_config(json.dumps(values))[0] == parse_config(yaml.safe_dump(values))[0]
+
+
+@given(configurations())
+def test_a_model_and_its_text_are_settled_alike(values: dict[str, Any]) -> None:
+    config, _ = parse_config(yaml.safe_dump(values))
+    assert settle(config.model_dump_json()) == settle_values(config)
 
 
 @given(configurations(), st.integers(0, 2**31))

@@ -18,9 +18,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 from gangline.domain.failure import LogRule
 from gangline.domain.settled.record import Settled, SettledParallelism, SettledVariables
-from gangline.domain.settled.searcher import SettledLength
+from gangline.domain.settled.searcher import UNITS, SettledLength
 
-UNITS = ("batches", "records", "epochs")
 # Returns the value in the form of the record; None for a value that has another type.
 _Rule = Callable[[Any], Any]
 
@@ -48,22 +47,26 @@ def with_values(config_json: str, values: Mapping[tuple[str, ...], Any]) -> str:
 
 
 def settle(config_json: str) -> Settled:
-    """Returns the record of a stored configuration. Raises ValueError for a text that is no JSON."""
-    return settle_values(load_document(config_json))
+    """Returns the record of a stored configuration; all defaults for a text that is no JSON."""
+    try:
+        return settle_values(load_document(config_json))
+    except (ValueError, RecursionError):
+        return Settled()
 
 
 def settle_values(values: Any) -> Settled:
-    """Returns the record of a document. values: a mapping, or a model with the names of the configuration."""
-    settled: Settled = _read(Settled, values)
-    return settled
+    """Returns the record of a document. values: a mapping, or a model with the names of the configuration; all defaults
+    for another value."""
+    return _read(Settled, values) or Settled()
 
 
 def _read(record: Any, value: Any) -> Any:
     """Returns the record of a mapping or a model; None for another value."""
     if record in _LONG_FORMS:
         value = _LONG_FORMS[record](value)
-    if not isinstance(value, dict | Mapping):
-        return _copy(record, vars(value)) if hasattr(value, "__dict__") else None
+    if not isinstance(value, Mapping):
+        # pydantic's models have it. Most programs that settle a configuration do not load pydantic.
+        return _copy(record, vars(value)) if hasattr(value, "model_fields_set") else None
     fields, read = _fields_of(record), []
     given_values = map(value.get, fields.names)
     columns = zip(given_values, fields.plain_types, fields.rules, fields.defaults, strict=True)
@@ -77,7 +80,7 @@ def _read(record: Any, value: Any) -> Any:
 
 
 def _copy(record: Any, values: Mapping[str, Any]) -> Any:
-    """Returns the record of a model, whose values have their types. It takes a fifth of the time of reading."""
+    """Returns the record of a model, whose values have their types. The leader calls it for each submit."""
     fields = _fields_of(record)
     copied = list(fields.pick(values))
     for place in fields.structured:

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from gangline.domain.search import SearchBracket
 
 
+Unit = Literal["batches", "records", "epochs"]
+UNITS: tuple[Unit, ...] = ("batches", "records", "epochs")
 # Their trials are stopped by their validations.
 HALVING_NAMES = ("async_halving", "adaptive_asha")
 

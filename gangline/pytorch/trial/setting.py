@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gangline.config.optimization import Optimizations, parse_optimizations
-from gangline.domain.settled.reading import UNITS, settle_values
+from gangline.domain.settled.reading import settle_values
 from gangline.domain.settled.record import Settled
+from gangline.domain.settled.searcher import UNITS
 from gangline.domain.storage.manifest import find_unwritable
 from gangline.errors import invalid
 from gangline.pytorch.trial.unit import Batch, TrainUnit, parse_unit

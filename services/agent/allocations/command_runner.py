@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.domain.entrypoint import program_of
-from gangline.domain.settled.reading import settle
+from gangline.domain.settled.record import Settled
 from gangline.launch import channel
 from gangline.v1 import runner_pb2
 from services.agent.allocations.journal_record import Process
@@ -31,23 +31,16 @@ TURN_SECONDS = 1.0
 UP = b"+"
 
 
-def is_lone_command(spec: runner_pb2.RunnerSpec) -> bool:
-    """Whether the allocation's one process is a program of the user, which loads nothing of Gangline."""
+def is_lone_command(spec: runner_pb2.RunnerSpec, settled: Settled) -> bool:
+    """Whether the allocation's one process is a program of the user, which loads nothing of Gangline. settled: the
+    configuration in the specification."""
     members = spec.allocation.members
     if len(members) != 1 or len(members[0].slot_ids) > 1:
         return False
     try:
-        settled = settle(spec.config_json)
         return bool(settled.entrypoint and program_of(settled.entrypoint)) and not settled.has_image
     except ValueError:
-        return False
-
-
-def is_task(spec: runner_pb2.RunnerSpec) -> bool:
-    """Whether the allocation runs a user's command, which must not begin twice."""
-    try:
-        return settle(spec.config_json).task is not None
-    except ValueError:
+        # A quotation mark without its other one. The runner reports it.
         return False
 
 

@@ -17,12 +17,13 @@ from google.protobuf import json_format
 
 from gangline.domain.allocation import ExitReport
 from gangline.domain.id import describe_allocations
+from gangline.domain.settled.reading import settle
 from gangline.domain.state import ExitKind, State
 from gangline.protocol import wire
 from gangline.v1 import agent_pb2, runner_pb2
 from services.agent.allocations import process_watch
 from services.agent.allocations.command_check import refuse_slots
-from services.agent.allocations.command_runner import is_lone_command, is_task
+from services.agent.allocations.command_runner import is_lone_command
 from services.agent.allocations.folder import AllocationFolder
 from services.agent.allocations.journal import Journal, Survey, remove_folders
 from services.agent.allocations.journal_record import Phase, Record, StopOrder, find_holders, mark_ended
@@ -111,7 +112,8 @@ class Roster:
         Raises GanglineError `id.allocation` for an invalid id.
         """
         folder = self._journal.folder(spec.allocation.id)
-        is_lone = is_lone_command(spec)
+        settled = settle(spec.config_json)
+        is_lone = is_lone_command(spec, settled)
         boot_id = process_watch.boot_id() if is_lone else ""
         record = Record(spec.allocation.id, spec.allocation.epoch, slot_ids, accepted_at=time.time(), boot_id=boot_id)
         refusal = refusal or refuse_slots(self.records, record.allocation_id, slot_ids)
@@ -126,7 +128,9 @@ class Roster:
             kind = ExitKind.AGENT_DISK if is_disk_fault(error) else ExitKind.START_FAILED
             record = self._ended(record, kind, message)
         hold_seconds = hold_seconds_of(spec.allocation)
-        self._begin(folder, record, is_lone_command=is_lone, runs_once=is_task(spec), hold_seconds=hold_seconds)
+        # A user's command must not begin twice.
+        is_task = settled.task is not None
+        self._begin(folder, record, is_lone_command=is_lone, runs_once=is_task, hold_seconds=hold_seconds)
         self._lifecycles[record.allocation_id].tell()
         return record.is_live
 

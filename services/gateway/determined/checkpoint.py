@@ -50,8 +50,8 @@ async def _list(call: Call, experiment_id: int, trial_id: str = "") -> Json:
         known = [each for each in described if _value(each, metric) is not None]
         others = [each for each in described if _value(each, metric) is None]
         if is_best_first and not call.query.get("orderBy") and known:
-            searcher = known[0]["training"].get("experimentConfig", {}).get("searcher", {})
-            is_descending = searcher.get("smaller_is_better") is False
+            settled = settle_values(known[0]["training"].get("experimentConfig"))
+            is_descending = not settled.searcher.smaller_is_better
         known.sort(key=lambda each: float(_value(each, metric) or 0.0), reverse=is_descending)
         described = known + others
     elif call.query.get("sortByAttr") == "SORT_BY_BATCH_NUMBER":

@@ -29,6 +29,6 @@ def settled_of_parsed(config_json: str, config: ExperimentConfig) -> Settled:
 # small would parse every configuration anew.
 @lru_cache(maxsize=1 << 16)
 def settled_of(config_json: str) -> Settled:
-    """Returns a stored configuration. Raises ValueError for a text that no version of Gangline stored."""
+    """Returns a stored configuration."""
     config = _parsed.get(config_json)
     return settle(config_json) if config is None else settle_values(config)

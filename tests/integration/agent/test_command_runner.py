@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from google.protobuf import json_format
 
+from gangline.domain.settled.reading import settle
 from gangline.domain.state import ExitKind
 from gangline.domain.storage.partial import PREFIX
-from gangline.v1 import agent_pb2, types_pb2
+from gangline.v1 import agent_pb2, runner_pb2, types_pb2
 from services.agent.allocations import command_runner
 from services.agent.allocations.journal import Journal, open_journal
 from services.agent.allocations.journal_record import Phase, Process, StopOrder, parse_record
@@ -144,13 +145,19 @@ async def test_a_command_that_goes_on_keeps_its_process_to_itself(commands: Comm
     await wait_until(lambda: not is_running(commands.process("1.1.1").pid))
 
 
+def _is_lone(spec: runner_pb2.RunnerSpec) -> bool:
+    return command_runner.is_lone_command(spec, settle(spec.config_json))
+
+
 async def test_only_a_command_that_is_alone_gets_such_a_process(commands: Commands) -> None:
     await commands.run("1.1.1", "true")
     spec = make_spec([("a1", 2)], 0, "true", allocation_id="2.1.1")
-    assert not command_runner.is_lone_command(spec)
-    assert not command_runner.is_lone_command(make_spec([("a1", 1)], 0, "python3 train.py"))
-    assert not command_runner.is_lone_command(make_spec([("a1", 1)], 0, "model_def:Trial"))
-    assert not command_runner.is_lone_command(make_spec([("a1", 1), ("a2", 1)], 0, "true"))
+    assert not _is_lone(spec)
+    assert not _is_lone(make_spec([("a1", 1)], 0, "python3 train.py"))
+    assert not _is_lone(make_spec([("a1", 1)], 0, "model_def:Trial"))
+    assert not _is_lone(make_spec([("a1", 1), ("a2", 1)], 0, "true"))
+    assert not _is_lone(make_spec([("a1", 1)], 0, "echo 'no end"))
+    assert _is_lone(make_spec([("a1", 1)], 0, "true"))
     commands.roster.accept(spec, ("a1/0", "a1/1"), "")
     await commands.end("2.1.1")
     assert commands.process("1.1.1") != commands.process("2.1.1")

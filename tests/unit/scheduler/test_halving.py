@@ -14,6 +14,7 @@ from hypothesis import given, settings
 
 from gangline.config.searcher import Searcher as Section
 from gangline.domain.search import SearchEvent, num_continuing, rung_lengths, total_lengths, trial_lengths
+from gangline.domain.settled.reading import settle_values
 from gangline.domain.settled.searcher import SettledSearcher
 from gangline.domain.state import Outcome, SearchEventKind
 from services.scheduler.searcher.halving import SuccessiveHalving
@@ -25,9 +26,8 @@ SPACE = {"lr": {"type": "log", "minval": -4, "maxval": -1}}
 
 
 def _section(**keys: Any) -> SettledSearcher:
-    return Section.model_validate(
-        {"name": "adaptive_asha", "metric": "loss", "max_trials": 16, "max_length": {"batches": 64}, **keys}
-    )
+    values = {"name": "adaptive_asha", "metric": "loss", "max_trials": 16, "max_length": {"batches": 64}, **keys}
+    return settle_values({"searcher": Section.model_validate(values)}).searcher
 
 
 def _bracket(
