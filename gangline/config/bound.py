@@ -73,6 +73,9 @@ def count_text(number: int) -> str:
     return str(number) if number < 10**15 else f"about 10^{round((number.bit_length() - 1) * math.log10(2))}"
 
 
+_SCALARS = (str, int, float, type(None))
+
+
 def find_unusable(values: Any) -> Complaint | None:
     """Returns the first value or name that cannot be stored. Raises GanglineError `config.too_large`."""
     num_characters = 0
@@ -100,6 +103,9 @@ def _walk(values: Any) -> Iterator[tuple[Path, Any]]:
     while waiting:
         path, value = waiting.pop()
         yield path, value
+        if isinstance(value, _SCALARS):
+            # Most values are scalars, and to find that they are no Mapping takes longer than all else here.
+            continue
         inner: list[tuple[Path, Any]] = []
         if isinstance(value, Mapping):
             inner = [((*path, key if isinstance(key, str) else str(key)), entry) for key, entry in value.items()]
