@@ -1,7 +1,7 @@
 """Keeps the state of the cluster up to date in a standby scheduler, by a watch.
 
 A standby that wins an election continues from this state and does not read etcd again, however large the state is. The
-follower also prepares slow work of a term: it parses configurations, whose facts are then cached, and loads the library
+follower also prepares slow work of a term: it settles configurations, which are then cached, and loads the library
 that draws hyperparameters. It writes nothing. `leadership.py` makes one follower for each campaign.
 """
 

@@ -239,10 +239,12 @@ def test_a_rank_has_its_slots_part_of_the_cores() -> None:
 
 
 def test_the_experiment_says_how_many_threads() -> None:
-    variables = {"environment_variables": {"cpu": ["OMP_NUM_THREADS=3"], "cuda": []}}
+    variables = {"environment_variables": {"cpu": ["OMP_NUM_THREADS=3"], "cuda": ["OMP_NUM_THREADS=5"]}}
     spec = make_spec([("a1", 1)], 0, "model:Trial", config={"environment": variables})
     spec.num_agent_slots = 8
     assert threads_per_rank(spec, find_place(spec), 64) == 3
+    spec.slots.append(types_pb2.Slot(id="a1/gpu-0", kind=types_pb2.SLOT_KIND_GPU))
+    assert threads_per_rank(spec, find_place(spec), 64) == 5
 
 
 def test_ranks_are_told_why_they_go_on_from_an_older_checkpoint() -> None:
