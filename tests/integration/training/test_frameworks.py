@@ -17,13 +17,14 @@ _SCRIPT = """
 import json, sys
 sys.path.append(sys.argv[1])
 import transformers
+from gangline.domain.settled.reading import settle_values
 from gangline.errors import GanglineError
 from gangline.transformers import DetCallback, _set_length
 
 def length(searcher, **arguments):
     args = transformers.TrainingArguments("out", use_cpu=True, report_to=[], **arguments)
     try:
-        unit = _set_length(args, searcher)
+        unit = _set_length(args, settle_values({"searcher": searcher}).searcher.operation_length)
     except GanglineError as error:
         return error.code + ": " + error.message
     return [unit.value if unit else None, args.max_steps, args.num_train_epochs]

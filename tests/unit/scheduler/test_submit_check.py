@@ -55,12 +55,12 @@ def test_a_submit_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ExperimentConfig, "model_validate_json", count)
     submission, _ = _admit(name="parsed once", hyperparameters={"lr": 0.1})
     assert len(parsed) == 1
-    # Every later question about this experiment is answered from the same settled.
+    # Every later question about this experiment is answered from the same record.
     assert settled_of(submission.config_json) is submission.settled
     assert len(parsed) == 1
 
 
-def test_the_facts_of_a_submit_are_those_of_the_stored_text() -> None:
+def test_the_record_of_a_submit_is_that_of_the_stored_text() -> None:
     """A new leader reads the text; nothing may depend on who has admitted the experiment."""
     submission, _ = _admit(
         name="from the text",
