@@ -34,9 +34,6 @@ from services.trial_runner.trial_facts import TrialFacts
 from services.trial_runner.watchdog.beats import Beats, RemoteBeats
 from services.trial_runner.watchdog.watchdog import Watchdog
 
-# Grace of a preemption for which the experiment sets no `preemption_timeout`.
-DEFAULT_GRACE_SECONDS = 3600.0
-
 
 class Parts:
     """The parts of one attempt. Made on the event loop."""

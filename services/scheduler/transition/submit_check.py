@@ -29,8 +29,8 @@ from services.scheduler.searcher.replay import make_searcher
 from services.scheduler.searcher.study import first_suggestions
 from services.scheduler.state.records import SINGLETON, Draft, Records, StateChange
 from services.scheduler.state.rules import Rules
-from services.scheduler.transition.project.project_move import home_of
 from services.scheduler.state.settled import settled_of_parsed
+from services.scheduler.transition.project.project_move import home_of
 from services.scheduler.transition.removal import check_code_stays
 from services.scheduler.transition.search import begin_search
 

@@ -24,6 +24,7 @@ from gangline.domain.state import DeletionStage, ProjectAction
 from gangline.errors import ErrorKind, GanglineError
 from services.scheduler.state.records import SINGLETON, Record, SchedulerState, StateChange
 from services.scheduler.state.rules import Rules
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.project.kind_rule import MAX_HELD_DELETED
 from services.scheduler.transition.project.named_change import change_named, record_of_request
 from services.scheduler.transition.project.project_move import move_to_project

@@ -35,7 +35,7 @@ def move_to_project(records: Records, experiment_id: int, project_id: int) -> St
         raise conflict("experiment.deleting", f"experiment {experiment_id} is being deleted; nothing else changes it")
     workspace = find_record(records, WORKSPACE, project.workspace_id)
     check_open(workspace, project)
-    names = {("workspace",): workspace.name, ("project",): project.name}
+    config_json = with_values(experiment.config_json, {("workspace",): workspace.name, ("project",): project.name})
     draft = Draft(records)
-    draft.put(replace(experiment, project_id=project.id, config_json=with_values(experiment.config_json, names)))
+    draft.put(replace(experiment, project_id=project.id, config_json=config_json))
     return draft.change
