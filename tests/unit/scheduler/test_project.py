@@ -30,7 +30,6 @@ from services.scheduler.transition.project.named_change import change_named, rec
 from services.scheduler.transition.project.project_move import move_to_project
 from services.scheduler.transition.project.rule import MAX_REMOVALS, MAX_REQUESTS, Caller, NamedChange
 from services.scheduler.transition.submit_check import AdmittedSubmission, check_repeated, submit_experiment
-from services.scheduler.state.settled import settled_of
 from tests.support.scheduler import config_json
 
 ANN = Caller("ann", False, "r1")

@@ -15,8 +15,8 @@ from gangline.domain.search import SearchPreview, expected_lengths
 from gangline.errors import GanglineError
 from gangline.protocol import wire
 from services.scheduler.placement import PoolConfig
-from services.scheduler.transition.submit_check import AdmittedSubmission, admit, preview
 from services.scheduler.state.settled import settled_of
+from services.scheduler.transition.submit_check import AdmittedSubmission, admit, preview
 
 POOLS = (PoolConfig("default"), PoolConfig("gpu", default_priority=10))
 AGENTS = tuple(Agent(f"a{n}", slots=tuple(Slot(f"a{n}/{s}") for s in range(2))) for n in range(2))
