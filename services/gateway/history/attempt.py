@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -127,7 +128,12 @@ def note_attempts(connection: sa.Connection, first_batches: Mapping[Key, int]) -
         {"trial_id": trial_id, "metric_group": group, "attempt": attempt, "first_batches": first}
         for (trial_id, group, attempt), first in first_batches.items()
     ]
-    upsert(connection, table.metric_attempts, rows, where=lambda new, old: new.first_batches < old.first_batches)
+    upsert(connection, table.metric_attempts, rows, _is_earlier)
+
+
+def _is_earlier(new: Any, old: Any) -> sa.ColumnElement[bool]:
+    is_earlier: sa.ColumnElement[bool] = new.first_batches < old.first_batches
+    return is_earlier
 
 
 def extent_of(attempts_and_batches: Sequence[tuple[int, int]]) -> Extent:

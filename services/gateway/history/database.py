@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -82,22 +83,27 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield raw.execution_options(isolation_level="REPEATABLE READ") if is_postgresql else raw
 
 
+# Returns whether a row replaces another one, from the columns of the new and of the old row. It is a function of a
+# module, because statements are kept by it.
+Condition = Callable[[Any, Any], sa.ColumnElement[bool]]
+
+
 def upsert(
-    connection: sa.Connection,
-    target: sa.Table,
-    rows: Sequence[Mapping[str, Any]],
-    where: Callable[[Any, Any], sa.ColumnElement[bool]] | None = None,
+    connection: sa.Connection, target: sa.Table, rows: Sequence[Mapping[str, Any]], where: Condition | None = None
 ) -> None:
-    """Inserts rows, or replaces those with the same primary key. where: returns whether to replace, from the columns of
-    the new and of the old row."""
-    if not rows:
-        return
-    is_sqlite = connection.dialect.name == "sqlite"
-    insert = sqlite.insert(target) if is_sqlite else postgresql.insert(target)
+    """Inserts rows, or replaces those with the same primary key."""
+    if rows:
+        connection.execute(_upsert_statement(target, connection.dialect.name, tuple(rows[0]), where), rows)
+
+
+@lru_cache(maxsize=64)
+def _upsert_statement(target: sa.Table, dialect: str, names: tuple[str, ...], where: Condition | None) -> sa.Executable:
+    """Kept, because making one takes SQLAlchemy longer than executing it."""
+    insert = sqlite.insert(target) if dialect == "sqlite" else postgresql.insert(target)
     keys = [column.name for column in target.primary_key]
-    values = {name: insert.excluded[name] for name in rows[0] if name not in keys}
+    values = {name: insert.excluded[name] for name in names if name not in keys}
     condition = where(insert.excluded, target.c) if where is not None else None
-    connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=values, where=condition), rows)
+    return insert.on_conflict_do_update(index_elements=keys, set_=values, where=condition)
 
 
 def measure_database(engine: sa.Engine) -> int:
