@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from gangline.cli import logs
+from gangline.cli.option_record import spread
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import complain, say, say_json, table_lines, terminal_width
 from gangline.cli.output.text import count, format_age, format_duration, format_report
-from gangline.cli.selection import Labels, NamePart, Owners, States, make_filter
+from gangline.cli.selection import Selection
 from gangline.cli.shared import (
     ExperimentId,
-    InProject,
-    InWorkspace,
     Json,
     Overrides,
     Paused,
@@ -143,25 +142,23 @@ def create(
 
 @app.command("list")
 @app.command("ls", hidden=True)
+@spread(selection=Selection)
 def list_experiments(
     *,
     limit: Annotated[int, typer.Option(help="At most so many, newest first.", min=1, max=1000)] = 50,
     is_all: Annotated[bool, typer.Option("--all", help="Archived ones as well.")] = False,
     is_archived: Annotated[bool, typer.Option("--archived", help="Only archived ones.")] = False,
-    label: Labels = None,
-    state: States = None,
-    owner: Owners = None,
-    name: NamePart = "",
-    workspace: InWorkspace = "",
-    project: InProject = "",
+    selection: Selection,
     is_json: Json = False,
     is_wide: Wide = False,
 ) -> None:
     """List experiments, newest first."""
     archived = None if is_all else is_archived
-    wanted = make_filter(label, state, owner, name)
+    wanted = selection.make_filter()
     with connect() as client:
-        listed = client.list_progress(limit, archived=archived, workspace=workspace, project=project, wanted=wanted)
+        listed = client.list_progress(
+            limit, archived=archived, workspace=selection.workspace, project=selection.project, wanted=wanted
+        )
     show_experiments(listed, is_json=is_json, is_wide=is_wide)
 
 
@@ -206,37 +203,20 @@ def describe(experiment_id: ExperimentId, is_json: Json = False) -> None:
 
 
 @app.command("logs")
+@spread(selection=logs.LineSelection)
 def print_logs(
     experiment_id: ExperimentId,
     *,
     follow: Follow = False,
     trial: TrialId = "",
-    tail: logs.Tail = 0,
-    since: logs.Since = "",
-    until: logs.Until = "",
-    rank: logs.Ranks = None,
-    level: logs.Level = "",
-    agent: logs.Agents = None,
-    grep: logs.Grep = "",
+    selection: logs.LineSelection,
     is_json: Json = False,
 ) -> None:
     """Print the output of the trials, each line with its time, level, trial and rank.
 
     Only lines that match all given options are printed; with --follow this holds for new lines too.
     """
-    logs.print_logs(
-        experiment_id,
-        trial_of(experiment_id, trial),
-        tail=tail,
-        follow=follow,
-        since=since,
-        until=until,
-        ranks=rank,
-        level=level,
-        agents=agent,
-        grep=grep,
-        is_json=is_json,
-    )
+    logs.print_logs(experiment_id, trial_of(experiment_id, trial), selection, follow=follow, is_json=is_json)
 
 
 @app.command()

@@ -14,26 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gangline.cli.experiment import app, do_each, state_line
+from gangline.cli.option_record import spread
 from gangline.cli.output.terminal import can_ask, mention
 from gangline.cli.selection import (
     ENDED_STATES,
     LIVE_STATES,
-    Labels,
-    NamePart,
-    Owners,
     Selection,
     SomeExperimentIds,
-    States,
     find_selected,
-    make_filter,
 )
-from gangline.cli.shared import (
-    InProject,
-    InWorkspace,
-    Json,
-    connect,
-    show,
-)
+from gangline.cli.shared import Json, connect, show
 from gangline.errors import invalid
 
 if TYPE_CHECKING:
@@ -143,20 +133,16 @@ _ACTIONS = (
 
 
 def _add(action: _Action) -> None:
+    @spread(selection=Selection)
     def run(
         experiment_ids: SomeExperimentIds = None,
         *,
-        label: Labels = None,
-        state: States = None,
-        owner: Owners = None,
-        name: NamePart = "",
-        workspace: InWorkspace = "",
-        project: InProject = "",
+        selection: Selection,
         is_waiting: Wait = False,
         is_yes: Yes = False,
         is_json: Json = False,
     ) -> None:
-        selection = Selection(make_filter(label, state, owner, name), workspace, project)
+        selection.make_filter()  # refuses a wrong state, also beside ids
         if bool(experiment_ids) == selection.is_given:
             raise invalid(
                 "experiment.which",
@@ -175,7 +161,7 @@ def _add(action: _Action) -> None:
                 changing(action.call(client))
 
     if not action.frees_slots:
-        signature = inspect.signature(run, eval_str=True)
+        signature = inspect.signature(run)
         kept = [parameter for name, parameter in signature.parameters.items() if name != "is_waiting"]
         run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]  # what typer reads
     app.command(action.name, help=action.help)(run)
@@ -209,7 +195,7 @@ def _change_and_wait(client: Client, action: _Action, changing: Callable[[Callab
 
 def _choose(client: Client, action: _Action, selection: Selection, *, is_yes: bool, is_json: bool) -> list[int]:
     """Returns the ids of the selected experiments after the user has agreed. Ends the command if there are none."""
-    selected = find_selected(client, selection.within(action.states), action.archived)
+    selected = find_selected(client, selection, action.states, action.archived)
     if not selected:
         show([], is_json, lambda: [f"no experiment matches, so none was {action.done}"])
         raise typer.Exit

@@ -1,4 +1,5 @@
-"""The options that select lines of a log, and the printing of the lines. `experiment logs` and `trial logs` share them.
+"""The options that select lines of a log, and the printing of the lines. `experiment logs` and `trial logs` share them,
+and the logs of tasks have a part of them.
 
 Owns the meaning of --since and --until: an age counts from the start of the command, and a time without a zone is one
 of the user's zone.
@@ -8,7 +9,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated
@@ -54,40 +56,46 @@ _SHOWN_LEVELS = {"DEBUG": "DEBUG", "INFO": "INFO ", "WARNING": "WARN ", "ERROR":
 _NO_TIME = "-" * len("2026-11-23 09:14:22.123")
 
 
-def print_logs(
-    experiment_id: int,
-    trial_id: str,
-    *,
-    tail: int,
-    follow: bool,
-    since: str,
-    until: str,
-    ranks: Sequence[str] | None,
-    level: str,
-    agents: Sequence[str] | None,
-    grep: str,
-    is_json: bool,
-) -> None:
+@dataclass(frozen=True)
+class LineSelection:
+    """The options of a command that prints lines of all ranks."""
+
+    tail: Tail = 0
+    since: Since = ""
+    until: Until = ""
+    rank: Ranks = None
+    level: Level = ""
+    agent: Agents = None
+    grep: Grep = ""
+
+    @property
+    def is_selective(self) -> bool:
+        """Returns whether a line may be left out for what it is."""
+        return bool(self.since or self.until or self.rank or self.level or self.agent or self.grep)
+
+
+def print_logs(experiment_id: int, trial_id: str, selection: LineSelection, *, follow: bool, is_json: bool) -> None:
     """Prints the lines that match all options, oldest first. A warning on standard error follows when none did."""
     now = time.time()
-    times = {name: parse_time(name, text, now) for name, text in (("--since", since), ("--until", until))}
-    numbers = parse_ranks(ranks or ())
-    is_selective = bool(since or until or ranks or level or agents or grep)
+    times = {
+        name: parse_time(name, text, now) for name, text in (("--since", selection.since), ("--until", selection.until))
+    }
+    numbers = parse_ranks(selection.rank or ())
     with connect() as client:
         entries = client.stream_logs(
             experiment_id,
             trial_id,
-            tail,
+            selection.tail,
             follow,
             since=times["--since"],
             until=times["--until"],
             ranks=numbers,
-            level=level,
-            agents=agents or (),
-            pattern=grep,
+            level=selection.level,
+            agents=selection.agent or (),
+            pattern=selection.grep,
         )
         num_lines = _print(entries, is_json, flush=follow)
-    if is_selective and not num_lines:
+    if selection.is_selective and not num_lines:
         warn(f"no line of {f'trial {trial_id}' if trial_id else f'experiment {experiment_id}'} matches")
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gangline.cli.shared import MOST_ID
-from gangline.domain.experiment import EVERY_EXPERIMENT, Experiment, ExperimentFilter
+from gangline.cli.shared import MOST_ID, InProject, InWorkspace
+from gangline.domain.experiment import Experiment, ExperimentFilter
 from gangline.domain.state import Outcome, State
 from gangline.errors import invalid
 
@@ -42,47 +42,46 @@ SomeExperimentIds = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Selection:
-    """Holds the conditions of a command; all of them have to hold."""
+    """The options of a command that choose experiments; all of them have to hold."""
 
-    wanted: ExperimentFilter = EVERY_EXPERIMENT
-    workspace: str = ""
-    project: str = ""
+    label: Labels = None
+    state: States = None
+    owner: Owners = None
+    name: NamePart = ""
+    workspace: InWorkspace = ""
+    project: InProject = ""
 
     @property
     def is_given(self) -> bool:
-        return self != Selection()
+        return any((self.label, self.state, self.owner, self.name, self.workspace, self.project))
 
-    def within(self, states: Iterable[State]) -> Selection:
-        """Returns the selection of those among them to which an action applies: the ones in these states, unless the
-        user named states."""
-        if self.wanted.states or self.wanted.outcomes:
-            return self
-        return replace(self, wanted=replace(self.wanted, states=tuple(states)))
-
-
-def make_filter(
-    labels: list[str] | None, states: list[str] | None, owners: list[str] | None, name_contains: str
-) -> ExperimentFilter:
-    """Raises GanglineError `experiment.state` for a word that is no state."""
-    values = []
-    for word in states or ():
-        if word.lower() not in _WORDS:
-            raise invalid("experiment.state", f"--state {word!r} is no state; give one of {', '.join(_WORDS)}")
-        values.append(_WORDS[word.lower()])
-    return ExperimentFilter(
-        labels=tuple(labels or ()),
-        states=tuple(value for value in values if isinstance(value, State)),
-        outcomes=tuple(value for value in values if isinstance(value, Outcome)),
-        owners=tuple(owners or ()),
-        name_contains=name_contains,
-    )
+    def make_filter(self, default_states: Iterable[State] = ()) -> ExperimentFilter:
+        """default_states: applies where the user named no state. Raises GanglineError `experiment.state` for a word
+        that is no state."""
+        values = []
+        for word in self.state or ():
+            if word.lower() not in _WORDS:
+                raise invalid("experiment.state", f"--state {word!r} is no state; give one of {', '.join(_WORDS)}")
+            values.append(_WORDS[word.lower()])
+        return ExperimentFilter(
+            labels=tuple(self.label or ()),
+            states=tuple(value for value in values or default_states if isinstance(value, State)),
+            outcomes=tuple(value for value in values if isinstance(value, Outcome)),
+            owners=tuple(self.owner or ()),
+            name_contains=self.name,
+        )
 
 
-def find_selected(client: Client, selection: Selection, archived: bool | None) -> list[Experiment]:
-    """Returns the experiments of a selection, the oldest first. Raises GanglineError `gateway.no_filter` for a gateway
-    of an earlier version, which ignores the conditions."""
+def find_selected(
+    client: Client, selection: Selection, default_states: Iterable[State], archived: bool | None
+) -> list[Experiment]:
+    """Returns the experiments of a selection, the oldest first. default_states: as for `make_filter`.
+
+    Raises GanglineError `gateway.no_filter` for a gateway of an earlier version, which ignores the conditions.
+    """
+    wanted = selection.make_filter(default_states)
     selected: list[Experiment] = []
     before_id = 0
     while True:
@@ -92,9 +91,9 @@ def find_selected(client: Client, selection: Selection, archived: bool | None) -
             archived,
             workspace=selection.workspace,
             project=selection.project,
-            wanted=selection.wanted,
+            wanted=wanted,
         )
-        if not all(selection.wanted.matches(experiment) for experiment in page):
+        if not all(wanted.matches(experiment) for experiment in page):
             raise invalid("gateway.no_filter", "this gateway is too old to choose experiments; name their ids")
         selected += page
         if len(page) < _PAGE:

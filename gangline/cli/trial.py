@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gangline.cli import experiment, logs
+from gangline.cli.option_record import spread
 from gangline.cli.output.text import format_bytes
 from gangline.cli.shared import Json, connect, new_group, show, warn
 from gangline.domain.id import absent
@@ -34,36 +35,19 @@ def describe(trial_id: TrialArgument, is_json: Json = False) -> None:
 
 
 @app.command("logs")
+@spread(selection=logs.LineSelection)
 def print_logs(
     trial_id: TrialArgument,
     *,
     follow: experiment.Follow = False,
-    tail: logs.Tail = 0,
-    since: logs.Since = "",
-    until: logs.Until = "",
-    rank: logs.Ranks = None,
-    level: logs.Level = "",
-    agent: logs.Agents = None,
-    grep: logs.Grep = "",
+    selection: logs.LineSelection,
     is_json: Json = False,
 ) -> None:
     """Print the output of a trial, each line with its time, level and rank.
 
     Only lines that match all given options are printed; with --follow this holds for new lines too.
     """
-    logs.print_logs(
-        _experiment_of(trial_id),
-        trial_id,
-        tail=tail,
-        follow=follow,
-        since=since,
-        until=until,
-        ranks=rank,
-        level=level,
-        agents=agent,
-        grep=grep,
-        is_json=is_json,
-    )
+    logs.print_logs(_experiment_of(trial_id), trial_id, selection, follow=follow, is_json=is_json)
 
 
 @app.command()

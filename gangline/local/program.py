@@ -61,7 +61,7 @@ def make_etcd_program(layout: Layout, binary: Path, data_directory: Path) -> Pro
         "--listen-peer-urls": peer,
         "--logger": "zap",
         "--log-level": "warn",
-        # Each interval wakes etcd, also when nobody calls; its usual one is 100 ms. There is no other member to hear it.
+        # Each interval wakes etcd, also when nobody calls; 100 ms is its default. No other member waits for it.
         "--heartbeat-interval": "200",
         "--election-timeout": "1000",
         "--auto-compaction-mode": "revision",

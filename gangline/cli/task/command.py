@@ -211,10 +211,8 @@ def add_commands(group: typer.Typer, kind_name: str) -> None:
     ) -> None:
         with connect() as client:
             check_kind(client, number, kind_name)
-        logs.print_logs(
-            number, "", tail=tail, follow=follow, since=since, until=until, ranks=None, level=level, agents=None,
-            grep=grep, is_json=is_json,
-        )  # fmt: skip
+        selection = logs.LineSelection(tail, since, until, level=level, grep=grep)
+        logs.print_logs(number, "", selection, follow=follow, is_json=is_json)
 
     @group.command("kill", help=f"End {noun}s at once.")
     def kill(numbers: TaskIds, is_json: Json = False) -> None:

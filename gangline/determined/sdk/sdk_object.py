@@ -4,11 +4,12 @@ work. gangline.determined.sdk.experimental makes them."""
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from gangline.client import Client, handle
 from gangline.client.checkpoint_choice import choose_order, value_of
@@ -34,6 +35,9 @@ from gangline.domain.state import State
 from gangline.errors import invalid, not_found
 from gangline.lacking import PAGE, Lacking
 
+Own = TypeVar("Own")
+Run = TypeVar("Run", handle.Experiment, handle.Trial)
+
 
 @dataclass(frozen=True)
 class TrialMetrics:
@@ -55,7 +59,15 @@ class CheckpointTrainingMetadata:
     validation_metrics: dict[str, Any]
 
 
-class Checkpoint(Lacking):
+class _Held(Lacking, Generic[Own]):
+    """An object of Determined's SDK. own: the object of Gangline's that does the work."""
+
+    def __init__(self, own: Own, client: Client) -> None:
+        self._own = own
+        self._client = client
+
+
+class Checkpoint(_Held[handle.Checkpoint]):
     """Determined's Checkpoint. resources: the bytes of each file."""
 
     lacks: ClassVar[tuple[str, ...]] = (
@@ -68,10 +80,6 @@ class Checkpoint(Lacking):
         "remove_files",
         "remove_metadata",
     )
-
-    def __init__(self, own: handle.Checkpoint, client: Client) -> None:
-        self._own = own
-        self._client = client
 
     def __repr__(self) -> str:
         return f"Checkpoint(uuid={self.uuid}, trial_id={number_of(self._own.trial_id)})"
@@ -129,14 +137,36 @@ class Checkpoint(Lacking):
         self._own = self._client.checkpoint(self.uuid)
 
 
-class Trial(Lacking):
+class _HeldRun(_Held[Run]):
+    """What experiments and trials have in common."""
+
+    def reload(self) -> None:
+        self._own.reload()
+
+    def kill(self) -> None:
+        self._own.kill()
+
+    def list_checkpoints(
+        self,
+        sort_by: str | CheckpointSortBy | None = None,
+        order_by: OrderBy | None = None,
+        max_results: int | None = None,
+    ) -> list[Checkpoint]:
+        """Returns its checkpoints, by the searcher's metric and the best one first where sort_by is None."""
+        return _checkpoints(self._own.checkpoints(), self._settled(), self._client, sort_by, order_by, max_results)
+
+    def top_checkpoint(self, sort_by: str | None = None, smaller_is_better: bool | None = None) -> Checkpoint:
+        return Checkpoint(self._own.top_checkpoint(sort_by, smaller_is_better), self._client)
+
+    @abstractmethod
+    def _settled(self) -> Settled:
+        """Returns the configuration of the experiment."""
+
+
+class Trial(_HeldRun[handle.Trial]):
     """Determined's Trial. id: a number, such as 700001 for trial 7.1."""
 
     lacks: ClassVar[tuple[str, ...]] = ("searcher_metric_history", "summary_metrics", "get_metrics")
-
-    def __init__(self, own: handle.Trial, client: Client) -> None:
-        self._own = own
-        self._client = client
 
     def __repr__(self) -> str:
         return f"Trial(id={self.id})"
@@ -158,12 +188,6 @@ class Trial(Lacking):
     @property
     def state(self) -> TrialState:
         return trial_state(self._own.record)
-
-    def reload(self) -> None:
-        self._own.reload()
-
-    def kill(self) -> None:
-        self._own.kill()
 
     def logs(
         self,
@@ -196,6 +220,9 @@ class Trial(Lacking):
         )
         return _texts(entries, stdtypes, head)
 
+    def _settled(self) -> Settled:
+        return settle(self._own.experiment().record.config_json)
+
     def iter_metrics(self, group: str | None = None) -> Iterator[TrialMetrics]:
         return map(_metrics, self._own.metrics(group or ""))
 
@@ -208,23 +235,10 @@ class Trial(Lacking):
     def stream_validation_metrics(self) -> Iterator[TrialMetrics]:
         return self.iter_metrics("validation")
 
-    def list_checkpoints(
-        self,
-        sort_by: str | CheckpointSortBy | None = None,
-        order_by: OrderBy | None = None,
-        max_results: int | None = None,
-    ) -> list[Checkpoint]:
-        """Returns its checkpoints, by the searcher's metric and the best one first where sort_by is None."""
-        settled = settle(self._own.experiment().record.config_json)
-        return _checkpoints(self._own.checkpoints(), settled, self._client, sort_by, order_by, max_results)
-
     def get_checkpoints(
         self, sort_by: str | CheckpointSortBy | None = None, order_by: OrderBy | None = None
     ) -> list[Checkpoint]:
         return self.list_checkpoints(sort_by, order_by)
-
-    def top_checkpoint(self, sort_by: str | None = None, smaller_is_better: bool | None = None) -> Checkpoint:
-        return Checkpoint(self._own.top_checkpoint(sort_by, smaller_is_better), self._client)
 
     def select_checkpoint(
         self,
@@ -244,7 +258,7 @@ class Trial(Lacking):
         return Checkpoint(max(own, key=lambda checkpoint: checkpoint.batches_completed), self._client)
 
 
-class Experiment(Lacking):
+class Experiment(_HeldRun[handle.Experiment]):
     """Determined's Experiment."""
 
     lacks: ClassVar[tuple[str, ...]] = (
@@ -258,10 +272,6 @@ class Experiment(Lacking):
         "set_name",
         "set_notes",
     )
-
-    def __init__(self, own: handle.Experiment, client: Client) -> None:
-        self._own = own
-        self._client = client
 
     def __repr__(self) -> str:
         return f"Experiment(id={self.id})"
@@ -297,8 +307,8 @@ class Experiment(Lacking):
     def get_config(self) -> dict[str, Any]:
         return self.config
 
-    def reload(self) -> None:
-        self._own.reload()
+    def _settled(self) -> Settled:
+        return settle(self._own.record.config_json)
 
     def activate(self) -> None:
         self._own.activate()
@@ -308,9 +318,6 @@ class Experiment(Lacking):
 
     def cancel(self) -> None:
         self._own.cancel()
-
-    def kill(self) -> None:
-        self._own.kill()
 
     def archive(self) -> None:
         self._own.archive()
@@ -345,19 +352,6 @@ class Experiment(Lacking):
             if view.trials:
                 return Trial(handle.Trial(self._client, view.trials[0].trial), self._client)
         raise not_found("trial.not_found", f"experiment {self.id} has ended without a trial")
-
-    def list_checkpoints(
-        self,
-        sort_by: str | CheckpointSortBy | None = None,
-        order_by: OrderBy | None = None,
-        max_results: int | None = None,
-    ) -> list[Checkpoint]:
-        """Returns its checkpoints, by the searcher's metric and the best one first where sort_by is None."""
-        settled = settle(self._own.record.config_json)
-        return _checkpoints(self._own.checkpoints(), settled, self._client, sort_by, order_by, max_results)
-
-    def top_checkpoint(self, sort_by: str | None = None, smaller_is_better: bool | None = None) -> Checkpoint:
-        return Checkpoint(self._own.top_checkpoint(sort_by, smaller_is_better), self._client)
 
     def top_n_checkpoints(
         self, limit: int, sort_by: str | None = None, smaller_is_better: bool | None = None
