@@ -65,8 +65,13 @@ def test_gang_trains_over_the_interface_that_is_routable(
     fleet: Fleet, hosts: list[HostNetwork], tmp_path: Path
 ) -> None:
     with fleet.connect() as client:
-        named = [{own.name for own in view.agent.interfaces} for view in client.list_agents()]
-    assert all({DEAD_INTERFACE, LIVE_INTERFACE} <= names for names in named)
+
+        def are_known() -> bool:
+            named = [{own.name for own in view.agent.interfaces} for view in client.list_agents()]
+            return all({DEAD_INTERFACE, LIVE_INTERFACE} <= names for names in named)
+
+        # The kernel may say a second late that a new interface has a carrier; an agent greets again then.
+        wait_for(are_known, "the interfaces of both agents")
     with gated_run(fleet, tmp_path) as run:
         view = run.finish()
         trial = view.trials[0].trial

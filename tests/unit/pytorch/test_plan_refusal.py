@@ -359,7 +359,7 @@ def test_the_run_of_train_batch_goes_on_once() -> None:
 
 def test_no_scalar_of_a_planned_batch_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    monkeypatch.setattr("gangline.pytorch.trial.context.make_writer", lambda _: made.append(1))
+    monkeypatch.setattr("gangline.pytorch.trial.tensorboard_writer.make_writer", lambda _: made.append(1))
 
     class Writes(_Trial):
         def go_on(self, batch: Any) -> None:
