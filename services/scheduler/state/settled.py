@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from gangline.config.experiment import ExperimentConfig
 from gangline.domain.settled.reading import settle, settle_values
-from gangline.domain.settled.record import Settled
+from gangline.domain.settled.record import NOTHING, Settled
 
 # Configurations that are being settled, by their text. Only `settled_of_parsed` adds one, and it removes it again.
 _parsed: dict[str, ExperimentConfig] = {}
@@ -29,6 +29,8 @@ def settled_of_parsed(config_json: str, config: ExperimentConfig) -> Settled:
 # small would parse every configuration anew.
 @lru_cache(maxsize=1 << 16)
 def settled_of(config_json: str) -> Settled:
-    """Returns a stored configuration."""
+    """Returns a stored configuration without its `data`. These are the trial's own and may be most of the text, and
+    the cache would keep them as objects, which take eight times the memory of the text."""
     config = _parsed.get(config_json)
-    return settle(config_json) if config is None else settle_values(config)
+    settled = settle(config_json) if config is None else settle_values(config)
+    return settled._replace(data=NOTHING)

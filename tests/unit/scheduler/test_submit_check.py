@@ -73,6 +73,14 @@ def test_the_record_of_a_submit_is_that_of_the_stored_text() -> None:
     assert settled_of(submission.config_json) == submission.settled
 
 
+def test_the_data_of_a_trial_are_not_kept() -> None:
+    """The cache has the configurations of all experiments, and data may be 20,000 values of each."""
+    submission, _ = _admit(name="with data", data={"paths": ["a", "b"]})
+    assert submission.settled.data == {}
+    settled_of.cache_clear()
+    assert settled_of(submission.config_json) == submission.settled
+
+
 def test_preview_draws_and_counts() -> None:
     document = {
         "entrypoint": "python3 t.py",
