@@ -19,12 +19,12 @@ from gangline.config.hyperparameter import Grid, check_hyperparameters, find_unc
 from gangline.config.optimization import Optimizations, compression_conflict
 from gangline.config.parallelism import Parallelism
 from gangline.config.resource import Profiling, Reproducibility, Resources
-from gangline.config.searcher import MAX_TRIALS, Length, Searcher
+from gangline.config.searcher import Length, Searcher
 from gangline.config.section import Section, fault, wrong_type
 from gangline.config.storage import CheckpointStorage
 from gangline.config.task import TaskSection
 from gangline.domain.entrypoint import TrialClass, parse_entrypoint, runs_in_every_slot
-from gangline.domain.settled.searcher import UNITS
+from gangline.domain.settled.searcher import MAX_TRIALS, UNITS
 
 
 class ExperimentConfig(Section):

@@ -22,7 +22,7 @@ from pydantic import (
 
 from gangline.config.section import WRITTEN, Section, describe, fault, unknown_key, wrong_type
 from gangline.domain.id import trial_id_of
-from gangline.domain.settled.searcher import HALVING_NAMES, UNITS, Unit
+from gangline.domain.settled.searcher import HALVING_NAMES, MAX_DIVISOR, MAX_RUNGS, MAX_TRIALS, UNITS, Unit
 from gangline.errors import GanglineError
 
 
@@ -101,8 +101,6 @@ SEARCHER_ROWS: dict[str, SearcherRow] = {
         SearcherRow("custom", ("unit",)),
     )
 }
-# A larger search is usually a mistake.
-MAX_TRIALS = 10_000
 # Trials whose hyperparameters a preview shows. Each one takes a millisecond to draw.
 MAX_PREVIEWED = 2000
 # Arguments of Optuna's samplers and pruners are a few numbers.
@@ -110,8 +108,6 @@ _MAX_ARGUMENTS = 32
 _MAX_ITEMS = 64
 _PLAIN = (bool, int, float, str, type(None))
 _WRAPPED = "wrapped_pruner"
-# More rungs than any length can be divided into.
-MAX_RUNGS = 64
 
 
 class Searcher(Section):
@@ -140,7 +136,7 @@ class Searcher(Section):
     source_trial_id: str | None = None
     source_checkpoint_uuid: str | None = None
     mode: Literal["aggressive", "standard", "conservative"] = "standard"
-    divisor: float = Field(default=4, gt=1, le=1000)
+    divisor: float = Field(default=4, gt=1, le=MAX_DIVISOR)
     max_rungs: int = Field(default=5, ge=1, le=MAX_RUNGS)
     num_rungs: int | None = Field(default=None, ge=1, le=MAX_RUNGS)
     bracket_rungs: list[int] = Field(default_factory=list)

@@ -13,6 +13,11 @@ Unit = Literal["batches", "records", "epochs"]
 UNITS: tuple[Unit, ...] = ("batches", "records", "epochs")
 # Their trials are stopped by their validations.
 HALVING_NAMES = ("async_halving", "adaptive_asha")
+# A larger search is usually a mistake.
+MAX_TRIALS = 10_000
+# More rungs than any length can be divided into.
+MAX_RUNGS = 64
+MAX_DIVISOR = 1000
 
 
 class SettledLength(NamedTuple):
@@ -73,9 +78,10 @@ class SettledSearcher(NamedTuple):
 
     @property
     def brackets(self) -> tuple[SearchBracket, ...]:
-        """Returns the brackets of a search by successive halving; none for other searchers."""
+        """Returns the brackets of a search by successive halving; none for other searchers, and none for values that
+        no submit takes, which a script off the cluster may pass."""
         length, max_trials = self.length, self.max_trials
-        if not self.is_halving or length is None or max_trials is None or self.divisor <= 1:
+        if not self.is_halving or length is None or max_trials is None or not self._is_divisible(length, max_trials):
             return ()
         # Few programs need it, and it takes as long to load as all records of a configuration.
         from gangline.domain.search import (  # noqa: PLC0415
@@ -90,6 +96,16 @@ class SettledSearcher(NamedTuple):
             return (make_bracket(rungs, self.divisor, max_trials, self.max_concurrent_trials),)
         numbers = self.bracket_rungs or count_rungs(self.mode, self.max_rungs, self.divisor, length, max_trials)
         return divide_search(numbers, length, self.divisor, max_trials, self.max_concurrent_trials)
+
+    def _is_divisible(self, length: int, max_trials: int) -> bool:
+        """Returns whether all numbers of a search by successive halving are within the limits of a submit."""
+        numbers = (self.max_rungs, 1 if self.num_rungs is None else self.num_rungs, *self.bracket_rungs)
+        return (
+            1 <= length < 2**63
+            and 1 <= max_trials <= MAX_TRIALS
+            and 1 < self.divisor <= MAX_DIVISOR
+            and all(1 <= number <= MAX_RUNGS for number in numbers)
+        )
 
     @property
     def rungs(self) -> tuple[int, ...]:

@@ -14,12 +14,12 @@ from functools import lru_cache
 from typing import Any
 
 from gangline.config.hyperparameter import count_draws
-from gangline.config.searcher import MAX_TRIALS
 from gangline.domain.allocation import Request, Timeline
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.id import trial_id
 from gangline.domain.search import Search, SearchEvent, SearchOperation
 from gangline.domain.settled.record import Settled
+from gangline.domain.settled.searcher import MAX_TRIALS
 from gangline.domain.state import CheckpointState, ExitKind, Outcome, SearchEventKind, SearchOperationKind, State
 from gangline.errors import conflict, invalid, not_found
 from services.scheduler.searcher.draw import derive_seed

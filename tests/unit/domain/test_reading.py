@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -102,6 +103,10 @@ def test_what_is_missing_odd_or_unknown_is_the_default() -> None:
     assert [(rule.pattern, rule.action) for rule in settled.log_policies] == [("p", None)]
 
 
+def test_a_number_that_no_float_holds_is_the_default() -> None:
+    assert settle(json.dumps({"name": "n", "resources": {"weight": 10**400}})) == Settled(name="n")
+
+
 def test_shorter_and_older_forms_are_read() -> None:
     settled = settle_values(
         {
@@ -131,6 +136,24 @@ def test_rungs_are_those_of_all_brackets_of_a_halving_search() -> None:
     for section in (halving._replace(name="random"), halving._replace(divisor=1), halving._replace(max_trials=None)):
         assert not section.rungs
         assert not section.brackets
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max_length": SettledLength("batches", 0)},
+        {"max_length": SettledLength("batches", 10**400)},
+        {"max_trials": 0},
+        {"max_rungs": 0},
+        {"bracket_rungs": (2, 0)},
+        {"divisor": math.nan},
+        {"name": "async_halving", "num_rungs": 10_000},
+    ],
+)
+def test_numbers_that_no_submit_takes_make_no_rungs(values: dict[str, Any]) -> None:
+    halving = SettledSearcher("adaptive_asha", max_length=SettledLength("batches", 16), max_trials=8)
+    assert halving.rungs
+    assert halving._replace(**values).rungs == ()
 
 
 def test_other_values_keep_the_rest_of_a_stored_configuration() -> None:
