@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.parse import parse_config
 from gangline.domain.failure import HangRule
-from gangline.domain.settled.reading import load_document, settle, settle_values, with_values
+from gangline.domain.settled.reading import load_document, settle, settle_resources, settle_values, with_values
 from gangline.domain.settled.record import Settled, SettledParallelism, SettledTask
 from gangline.domain.settled.searcher import SettledLength, SettledSearcher
 from gangline.domain.state import LogAction, TaskKind
@@ -36,6 +36,9 @@ environment: {environment_variables: [A=1], image: {cpu: i}, add_capabilities: [
 bind_mounts: [{host_path: /a, container_path: /b, read_only: true}]
 task: {kind: COMMAND, idle_seconds: 3}
 """
+
+
+FULL_JSON = parse_config(FULL)[0].model_dump_json()
 
 
 def test_without_a_value_each_default_is_that_of_the_models() -> None:
@@ -63,6 +66,11 @@ def test_all_parts_of_a_configuration_are_read() -> None:
     assert (settled.environment.registry_auth, settled.has_image) == ({"username": "u"}, True)
     assert [(mount.host_path, mount.read_only) for mount in settled.bind_mounts] == [("/a", True)]
     assert (settled.task, settled.task_kind) == (SettledTask(TaskKind.COMMAND, 3.0), TaskKind.COMMAND)
+
+
+@pytest.mark.parametrize("text", [FULL_JSON, '{"resources":[]}', '{"resources":null}', "[]", "no JSON", ""])
+def test_resources_are_read_alone_as_with_the_rest(text: str) -> None:
+    assert settle_resources(text) == settle(text).resources
 
 
 def _names(record: type[Any], model: type[BaseModel], path: str = "") -> list[str]:
