@@ -16,10 +16,10 @@ from types import TracebackType
 import gangline
 from gangline.cluster_info import get_cluster_info
 from gangline.domain.failure import LATEST_CORRUPT, NOT_SAVED, STAGE_NOTE
-from gangline.domain.memory_fault import is_lack_of_memory, may_be_lack_of_memory
 from gangline.domain.state import ExitKind
 from gangline.domain.storage.storage_fault import waits
 from gangline.errors import ErrorKind, GanglineError, InvalidHP
+from gangline.launch.memory_fault import is_lack_of_memory, may_be_lack_of_memory
 
 _OWN_FOLDER = str(Path(gangline.__file__).parent)
 # Beginnings of file names whose frames belong to Python's own start of the user's code.

@@ -17,8 +17,8 @@ from typing import Any
 
 from gangline.domain.allocation import ExitReport
 from gangline.domain.failure import CHILD, describe_signal, signal_passed_on
-from gangline.domain.memory_fault import is_lack_of_memory
 from gangline.domain.state import ExitKind
+from gangline.launch.memory_fault import is_lack_of_memory
 from services.trial_runner.gang.limit import Limits, name_limit
 from services.trial_runner.gang.printed_error import PrintedError, find_final_error, find_last_error, quote_last_line
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.domain.memory_fault import is_lack_of_memory, may_be_lack_of_memory
+from gangline.launch.memory_fault import is_lack_of_memory, may_be_lack_of_memory
 
 
 @pytest.mark.parametrize(
