@@ -311,6 +311,23 @@ def test_a_template_is_replaced_by_its_owner() -> None:
     assert not _set_template(state, "base", '{"labels": ["b"]}', ANN, 9.0)
 
 
+def test_a_request_means_the_template_of_its_name() -> None:
+    """One request id may set several templates, and remove one of them."""
+    state = _state(Template("other", "ann", '{"labels": ["o"]}'))
+    for name in ("new", "newer"):
+        _apply(state, _set_template(state, name, '{"labels": ["n"]}', ANN, 7.0))
+        assert state.find(Template, name) == Template(name, "ann", '{"labels": ["n"]}', 7.0, 7.0, ("r1",))
+        assert not _set_template(state, name, '{"labels": ["m"]}', ANN, 8.0)
+    for name in ("new", "newer"):
+        # A repeated removal changes nothing, so one id removes one template.
+        remover = replace(ANN, request_id="r1" if name == "new" else "d")
+        _apply(state, _remove_template(state, name, remover))
+        assert state.find(Template, name) is None
+        assert not _remove_template(state, name, remover)
+    _apply(state, _set_template(state, "other", '{"labels": ["n"]}', ANN, 9.0))
+    assert state.find(Template, "other") == Template("other", "ann", '{"labels": ["n"]}', 0.0, 9.0, ("r1",))
+
+
 @pytest.mark.parametrize(
     ("name", "config_json", "code"),
     [

@@ -61,10 +61,11 @@ def change_named(records: Records, asked: NamedChange) -> StateChange:
         if kind.is_numbered or records.find(kind.record_type, asked.key) is None:
             return _create(records, asked)
         action = ProjectAction.EDIT
-    if was_removed_by(records, caller):
+    elif was_removed_by(records, caller):
         return StateChange()
     record = find_record(records, kind, asked.key)
-    if caller.request_id in record.request_ids:
+    # The request that set a record without an id may delete it later: a repeated deletion would not find the record.
+    if caller.request_id in record.request_ids and (kind.is_numbered or action is not ProjectAction.DELETE):
         return StateChange()
     if kind.default is not None and kind.key_of(kind.default) == asked.key:
         raise conflict(
@@ -88,7 +89,8 @@ def change_named(records: Records, asked: NamedChange) -> StateChange:
 
 def _create(records: Records, asked: NamedChange) -> StateChange:
     kind, caller = asked.kind, asked.caller
-    if record_of_request(records, kind, caller.request_id) is not None:
+    # A record without an id is found by its name, so the request that set another one creates it all the same.
+    if kind.is_numbered and record_of_request(records, kind, caller.request_id) is not None:
         return StateChange()
     values: dict[str, Any] = {"name": asked.wanted.get("name", ""), "owner": caller.user, "created_at": asked.now}
     parent = None
