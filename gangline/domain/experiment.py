@@ -196,7 +196,7 @@ class Checkpoint:
     batches_completed: int  # batches after which it was saved
     url: str  # folder that holds the files, as an fsspec URL
     file_bytes: Mapping[str, int] = field(default_factory=dict)  # size of each file by its path in the folder
-    metadata_json: str = "{}"  # metadata that its program gave; empty without any
+    metadata_json: str = "{}"  # metadata that its program gave; {} without any
     created_at: float = 0.0
     state: CheckpointState = CheckpointState.COMPLETED  # DELETING while gateways delete its files
     delete_request_id: str = ""

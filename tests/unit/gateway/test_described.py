@@ -51,6 +51,7 @@ def test_values_are_named_as_they_are_in_json() -> None:
         "null until it has ended",
         "JSON object that its program has set; null if it has set none",
     )
+    assert describe(model.Checkpoint)["metadata"] == "Metadata that its program gave; {} without any"
     assert texts["warning"].endswith("; empty for none")
     assert describe(model.ExitReport)["rank"].endswith("; null if none did")
     assert describe(model.Allocation)["fullSlots"].endswith("; 0 if it has all of them")
