@@ -136,7 +136,9 @@ def _training(checkpoint: Checkpoint, origin: ExperimentView | None, metrics: di
     if origin is None or not trials:
         return {"validationMetrics": {"avgMetrics": {}}}
     config = load(origin.experiment.config_json)
-    searcher_metric = metrics.get(settle_values(config).searcher.metric, math.nan)
+    # Only the section that counts here: a list may have thousands of checkpoints.
+    settled = settle_values({"searcher": config.get("searcher")})
+    searcher_metric = metrics.get(settled.searcher.metric, math.nan)
     if checkpoint.is_past_length:
         # Trials are compared at equal length.
         searcher_metric = math.nan

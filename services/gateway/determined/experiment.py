@@ -32,6 +32,8 @@ from services.gateway.usecase.experiment import ExperimentChange
 from services.gateway.usecase.shared.parsing import off_loop
 
 _MAX_PAGE = 1000
+# Keys of the configuration that the description of an experiment reads.
+_SETTLED = ("description", "hyperparameters", "resources", "searcher")
 
 
 async def create(call: Call) -> Json:
@@ -223,7 +225,8 @@ async def _projects(call: Call) -> dict[int, ProjectView]:
 def _describe(call: Call, experiment: Experiment, projects: dict[int, ProjectView]) -> Json:
     """Returns v1Experiment."""
     config = load(experiment.config_json)
-    settled = settle_values(config)
+    # Only what is shown: a list may have a thousand experiments.
+    settled = settle_values({key: config.get(key) for key in _SETTLED})
     home = projects.get(experiment.home_id)
     [progress] = call.cases.experiments.progress([experiment]) if experiment.id else [None]
     num_trials = call.cases.experiments.count_trials(experiment.id)
