@@ -22,12 +22,6 @@ from typing import Any
 
 from tests.support.source import ROOT
 
-# The modules of tests that use gangs import all of these, so no rank does it again. The first model that a process
-# compiles imports the pattern matcher.
-_PRELOADS = [
-    *("torch", "torch._dynamo", "torch._inductor.pattern_matcher", "gangline.pytorch"),
-    *("pytest", "tests.support.once", "tests.support.points_trial"),
-]
 # Some gangs train for more than a minute, and twice as long on a busy machine.
 _SECONDS = 200.0
 # Connecting a group takes milliseconds. A rank that refuses may be awaited by another one, which its end lets go on.
@@ -66,7 +60,7 @@ def start_gang(size: int, directory: Path, work: Callable[..., Any], *arguments:
     """As run_gang, without waiting; the caller ends the processes."""
     directory.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADS)
+    context.set_forkserver_preload(["tests.support.preload"])
     processes: list[BaseProcess] = []
     for rank in range(size):
         place = {"rank": rank, "size": size, "directory": str(directory)}

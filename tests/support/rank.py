@@ -20,7 +20,6 @@ from typing import Any
 from gangline.cluster_info import CheckpointInfo, ClusterInfo, TrialInfo
 from gangline.v1 import rank_pb2, types_pb2
 
-_PRELOADS = ["torch", "torch._dynamo", "gangline.pytorch", "gangline.rank.entrypoint"]
 _SECONDS = 60.0
 # Of a connection that belongs to no rank.
 _NO_RANK = -2
@@ -182,7 +181,7 @@ def start_trial(directory: Path, trial: Trial) -> Iterator[RunningTrial]:
         (code / name).write_text(text)
     runner = StandInRunner(directory, trial.fusion)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADS)
+    context.set_forkserver_preload(["tests.support.preload"])
     store = _make_store(trial.size)
     processes = [
         context.Process(
