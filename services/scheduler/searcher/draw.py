@@ -11,6 +11,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from gangline.config.hyperparameter import Const, ranges_of, sample
 
 if TYPE_CHECKING:
@@ -23,8 +25,11 @@ def draw(hyperparameters: Mapping[str, Any], seed: int, number: int) -> dict[str
 
 
 def is_drawn(hyperparameters: Mapping[str, Any]) -> bool:
-    """Returns whether any hyperparameter is not a constant."""
-    return not all(isinstance(value_range, Const) for _, value_range in ranges_of(hyperparameters))
+    """Returns whether any hyperparameter is not a constant, as may be a range that only another version can read."""
+    try:
+        return not all(isinstance(value_range, Const) for _, value_range in ranges_of(hyperparameters))
+    except ValidationError:
+        return True
 
 
 def warm_up() -> None:
