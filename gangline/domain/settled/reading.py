@@ -32,13 +32,14 @@ def load_document(config_json: str) -> dict[str, Any]:
 
 
 def with_values(config_json: str, values: Mapping[tuple[str, ...], Any]) -> str:
-    """Returns a stored configuration with other values at some paths; the same text where it has them already."""
+    """Returns a stored configuration with other values at some paths; the same text where it has them already.
+    A section that is no mapping, which `settle` reads as its defaults, gives way to one."""
     document = load_document(config_json)
     is_changed = False
     for path, value in values.items():
         section = document
         for key in path[:-1]:
-            if section.get(key) is None:
+            if not isinstance(section.get(key), dict):
                 section[key] = {}
             section = section[key]
         is_changed = is_changed or path[-1] not in section or section[path[-1]] != value

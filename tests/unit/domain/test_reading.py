@@ -175,5 +175,6 @@ def test_other_values_keep_the_rest_of_a_stored_configuration() -> None:
         "priority": 3,
         "max_slots": None,
     }
+    assert with_values('{"resources":[1]}', {("resources", "priority"): 3}) == '{"resources":{"priority":3}}'
     with pytest.raises(ValueError, match="Expecting"):
         with_values("no JSON", {("name",): "b"})
