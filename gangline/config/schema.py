@@ -3,7 +3,6 @@ YAML."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import yaml
@@ -11,6 +10,7 @@ from pydantic import ValidationError
 
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.optimization import HOOKS
+from gangline.domain.settled.reading import load_document
 
 _LENGTH_AS_NUMBER = {"type": "integer", "minimum": 0, "description": "batches"}
 
@@ -34,11 +34,14 @@ def _allow(definitions: dict[str, Any], name: str, short: dict[str, Any]) -> Non
 
 def describe_config(config_json: str) -> str:
     """Returns YAML without default values. A configuration of another version that this version cannot read is shown
-    whole. Submitted again, the text makes the same experiment."""
+    whole, also where it is no JSON. Submitted again, the text makes the same experiment."""
     try:
         values = ExperimentConfig.model_validate_json(config_json).model_dump(mode="json", exclude_defaults=True)
     except ValidationError:
-        values = json.loads(config_json or "{}")
+        try:
+            values = load_document(config_json)
+        except ValueError:
+            return config_json
     section = values.get("parallelism")
     if isinstance(section, dict) and list(section) == ["strategy"]:
         values["parallelism"] = section["strategy"]

@@ -23,3 +23,5 @@ def test_what_was_written_is_what_is_shown(path: Path) -> None:
 def test_what_this_version_cannot_read_is_shown_whole() -> None:
     assert describe_config('{"searcher": {"name": "of tomorrow"}}') == "searcher:\n  name: of tomorrow"
     assert describe_config("") == "{}"
+    assert describe_config("[]") == "{}"
+    assert describe_config("no JSON") == "no JSON"
