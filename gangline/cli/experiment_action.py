@@ -28,7 +28,7 @@ from gangline.errors import invalid
 
 if TYPE_CHECKING:
     from gangline.client import Client
-    from gangline.domain.experiment import Experiment
+    from gangline.domain.experiment import Experiment, ExperimentFilter
     from gangline.domain.state import State
 
 Wait = Annotated[
@@ -142,7 +142,7 @@ def _add(action: _Action) -> None:
         is_yes: Yes = False,
         is_json: Json = False,
     ) -> None:
-        selection.make_filter()  # refuses a wrong state, also beside ids
+        wanted = selection.make_filter(action.states)
         if bool(experiment_ids) == selection.is_given:
             raise invalid(
                 "experiment.which",
@@ -153,7 +153,7 @@ def _add(action: _Action) -> None:
             _confirm(action, _numbers(experiment_ids))
         with connect() as client:
             if not experiment_ids:
-                experiment_ids = _choose(client, action, selection, is_yes=is_yes, is_json=is_json)
+                experiment_ids = _choose(client, action, selection, wanted, is_yes=is_yes, is_json=is_json)
             changing = partial(do_each, experiment_ids, is_json=is_json, line_of=action.line_of)
             if is_waiting:
                 _change_and_wait(client, action, changing)
@@ -193,9 +193,11 @@ def _change_and_wait(client: Client, action: _Action, changing: Callable[[Callab
         raise refusal
 
 
-def _choose(client: Client, action: _Action, selection: Selection, *, is_yes: bool, is_json: bool) -> list[int]:
+def _choose(
+    client: Client, action: _Action, selection: Selection, wanted: ExperimentFilter, *, is_yes: bool, is_json: bool
+) -> list[int]:
     """Returns the ids of the selected experiments after the user has agreed. Ends the command if there are none."""
-    selected = find_selected(client, selection, action.states, action.archived)
+    selected = find_selected(client, selection, wanted, action.archived)
     if not selected:
         show([], is_json, lambda: [f"no experiment matches, so none was {action.done}"])
         raise typer.Exit

@@ -75,13 +75,12 @@ class Selection:
 
 
 def find_selected(
-    client: Client, selection: Selection, default_states: Iterable[State], archived: bool | None
+    client: Client, selection: Selection, wanted: ExperimentFilter, archived: bool | None
 ) -> list[Experiment]:
-    """Returns the experiments of a selection, the oldest first. default_states: as for `make_filter`.
+    """Returns the experiments of a selection, the oldest first. wanted: the filter that the selection has made.
 
     Raises GanglineError `gateway.no_filter` for a gateway of an earlier version, which ignores the conditions.
     """
-    wanted = selection.make_filter(default_states)
     selected: list[Experiment] = []
     before_id = 0
     while True:

@@ -17,7 +17,7 @@ from types import UnionType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from gangline.domain.failure import LogRule
-from gangline.domain.settled.record import Settled, SettledParallelism, SettledResources, SettledVariables
+from gangline.domain.settled.record import Settled, SettledParallelism, SettledVariables
 from gangline.domain.settled.searcher import UNITS, SettledLength
 
 # Returns the value in the form of the record; None for a value that has another type.
@@ -47,27 +47,24 @@ def with_values(config_json: str, values: Mapping[tuple[str, ...], Any]) -> str:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")) if is_changed else config_json
 
 
-def settle(config_json: str) -> Settled:
-    """Returns the record of a stored configuration; all defaults for a text that is no JSON."""
+def settle(config_json: str, *sections: str) -> Settled:
+    """Returns the record of a stored configuration; all defaults for a text that is no JSON. sections: as for
+    `settle_values`."""
     try:
-        return settle_values(load_document(config_json))
+        document = load_document(config_json)
     except (ValueError, RecursionError):
         return Settled()
+    return settle_values(document, *sections)
 
 
-def settle_resources(config_json: str) -> SettledResources:
-    """Returns the same as `settle(config_json).resources`, in a third of the time. Gateways call it for each job of a
-    list."""
-    try:
-        values = load_document(config_json).get("resources")
-    except (ValueError, RecursionError):
-        values = None
-    return _read(SettledResources, values) or SettledResources()
-
-
-def settle_values(values: Any) -> Settled:
+def settle_values(values: Any, *sections: str) -> Settled:
     """Returns the record of a document. values: a mapping, or a model with the names of the configuration; all defaults
-    for another value."""
+    for another value.
+
+    sections: the keys of a mapping that are read, which lists of many experiments name; all keys without any.
+    """
+    if sections:
+        values = {key: values.get(key) for key in sections}
     return _read(Settled, values) or Settled()
 
 

@@ -137,7 +137,7 @@ def _training(checkpoint: Checkpoint, origin: ExperimentView | None, metrics: di
         return {"validationMetrics": {"avgMetrics": {}}}
     config = load(origin.experiment.config_json)
     # Only the section that counts here: a list may have thousands of checkpoints.
-    settled = settle_values({"searcher": config.get("searcher")})
+    settled = settle_values(config, "searcher")
     searcher_metric = metrics.get(settled.searcher.metric, math.nan)
     if checkpoint.is_past_length:
         # Trials are compared at equal length.

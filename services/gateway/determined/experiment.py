@@ -226,7 +226,7 @@ def _describe(call: Call, experiment: Experiment, projects: dict[int, ProjectVie
     """Returns v1Experiment."""
     config = load(experiment.config_json)
     # Only what is shown: a list may have a thousand experiments.
-    settled = settle_values({key: config.get(key) for key in _SETTLED})
+    settled = settle_values(config, *_SETTLED)
     home = projects.get(experiment.home_id)
     [progress] = call.cases.experiments.progress([experiment]) if experiment.id else [None]
     num_trials = call.cases.experiments.count_trials(experiment.id)

@@ -11,7 +11,7 @@ from gangline.domain.allocation import Allocation, Request
 from gangline.domain.explanation import Explanation, explain
 from gangline.domain.history import Newest
 from gangline.domain.id import parse_job_id
-from gangline.domain.settled.reading import settle_resources
+from gangline.domain.settled.reading import settle
 from gangline.domain.settled.record import SettledResources
 from gangline.domain.state import State
 from gangline.domain.task import Task
@@ -155,4 +155,4 @@ class Queue:
 
 @lru_cache(maxsize=4096)
 def _resources_of(config_json: str) -> SettledResources:
-    return settle_resources(config_json)
+    return settle(config_json, "resources").resources

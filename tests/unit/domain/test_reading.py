@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from gangline.config.experiment import ExperimentConfig
 from gangline.config.parse import parse_config
 from gangline.domain.failure import HangRule
-from gangline.domain.settled.reading import load_document, settle, settle_resources, settle_values, with_values
+from gangline.domain.settled.reading import load_document, settle, settle_values, with_values
 from gangline.domain.settled.record import Settled, SettledParallelism, SettledTask
 from gangline.domain.settled.searcher import SettledLength, SettledSearcher
 from gangline.domain.state import LogAction, TaskKind
@@ -70,7 +70,7 @@ def test_all_parts_of_a_configuration_are_read() -> None:
 
 @pytest.mark.parametrize("text", [FULL_JSON, '{"resources":[]}', '{"resources":null}', "[]", "no JSON", ""])
 def test_resources_are_read_alone_as_with_the_rest(text: str) -> None:
-    assert settle_resources(text) == settle(text).resources
+    assert settle(text, "resources").resources == settle(text).resources
 
 
 def _names(record: type[Any], model: type[BaseModel], path: str = "") -> list[str]:
