@@ -45,6 +45,10 @@ _plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_t
 structlog.configure(processors=[*structlog.get_config()["processors"][:-1], _plain])
 
 
+# A fork, such as a worker of torch's data loader, would collect what earlier tests of its process have left. For a
+# channel of grpc.aio it would wait, at a full core and for ever, for a thread that only the parent has.
+os.register_at_fork(after_in_child=gc.freeze)
+
 _WARM_FOLDER = "warm_folder"
 _WORKING_DIRECTORY = Path.cwd()
 
