@@ -146,7 +146,7 @@ def _run_alone(layout: Layout, program: EtcdProgram, data: Path) -> Extent:
     with log_path.open("ab") as log:
         process = subprocess.Popen(
             tie(description.arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=layout.root,
-            env=_environment(layout), start_new_session=True, umask=description.umask,
+            env=_environment(layout) | dict(description.environment), start_new_session=True, umask=description.umask,
         )  # fmt: skip
     try:
         deadline = time.monotonic() + _SERVE_SECONDS

@@ -71,7 +71,7 @@ class Service:
             left.unlink(missing_ok=True)
         # etcd takes every ETCD_* variable for a flag.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
-        environment[MARKER] = str(self._layout.root)
+        environment |= {MARKER: str(self._layout.root), **dict(self.program.environment)}
         with self._layout.log(self.program.name).open("ab") as log:
             process = subprocess.Popen(
                 self.program.arguments,

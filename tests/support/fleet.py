@@ -104,7 +104,7 @@ class Fleet:
         program, log = self.programs[name], self.layout.log(name)
         for left in (self.layout.ready(name), *program.sockets):
             left.unlink(missing_ok=True)
-        environment = {**os.environ, MARKER: str(self.root)}
+        environment = {**os.environ, MARKER: str(self.root), **dict(program.environment)}
         if not prefix and program.kind != "etcd":
             pair = WarmPair(warm_program.folder())
             with held_namespaces(inside) if inside else nullcontext() as place:

@@ -40,7 +40,9 @@ def running(layout: Layout, binary: Path, delay_ms: int = 0) -> Iterator[tuple[E
         left.unlink(missing_ok=True)
     prefix = delayed_writes(layout.etcd_data, delay_ms) if delay_ms else []
     with layout.log("etcd").open("ab") as log:
-        process = subprocess.Popen(tie([*prefix, *program.arguments]), cwd=layout.root, stdout=log, stderr=log)
+        environment = os.environ | dict(program.environment)
+        command = tie([*prefix, *program.arguments])
+        process = subprocess.Popen(command, cwd=layout.root, stdout=log, stderr=log, env=environment)
     pid = process.pid
     try:
         wait_for(lambda: is_healthy(layout.etcd_socket), "etcd serving", 60)

@@ -68,6 +68,7 @@ def test_programs_listen_on_the_planned_ports_and_know_one_another() -> None:
     assert list(programs) == ["etcd", "scheduler", "gateway", "agent-1", "agent-2"]
     assert len(set(ports.values())) == len(plan.port_names)
     flags = {name: dict(zip(p.arguments[3::2], p.arguments[4::2], strict=False)) for name, p in programs.items()}
+    assert programs["etcd"].environment == (("GOMAXPROCS", "1"),)
     assert programs["etcd"].addresses == {"client": "unix:/data/etcd-client:0"}
     assert flags["scheduler"]["--etcd-endpoints"] == flags["gateway"]["--etcd-endpoints"] == "unix:etcd-client:0"
     assert flags["agent-2"]["--scheduler-addresses"] == flags["scheduler"]["--listen"]

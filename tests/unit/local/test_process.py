@@ -148,6 +148,16 @@ def test_service_that_the_machine_does_not_start_is_tried_again(service: Service
     end(service)
 
 
+def test_service_has_the_variables_of_its_program(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    layout.create()
+    arguments = (sys.executable, "-c", "import os; print(os.environ['GOMAXPROCS'])")
+    service = Service(Program("etcd", "etcd", arguments, {}, 0, environment=(("GOMAXPROCS", "1"),)), layout)
+    service.start(0.0)
+    assert end(service) == 0
+    assert service.last_line() == "1"
+
+
 def test_ready_file_of_an_earlier_process_does_not_count(service: Service, tmp_path: Path) -> None:
     service.start(0.0)
     assert not service.check_ready()
