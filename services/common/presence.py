@@ -22,6 +22,8 @@ _log = structlog.get_logger(__name__)
 
 # A service that died without revoking its lease stays listed for at most this time.
 TTL_SECONDS = 10.0
+# Heartbeats of the lease. They coincide with other work that is due in whole seconds (timer_grid.py).
+BEAT_SECONDS = 3.0
 _RETRY_SECONDS = 1.0
 
 
@@ -51,7 +53,7 @@ async def _announce(
     key = keys.alive(instance.kind, instance.id)
     while True:
         try:
-            async with client.keep_lease(ttl_seconds) as lease:
+            async with client.keep_lease(ttl_seconds, min(BEAT_SECONDS, ttl_seconds / 3)) as lease:
                 await client.commit([Put(key, wire.encode(instance), lease.id)])
                 is_announced.set()
                 await lease.lost.wait()

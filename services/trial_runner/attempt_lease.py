@@ -37,6 +37,7 @@ from gangline.protocol.rpc import SMALL_MESSAGE_OPTIONS, find_leader, token_meta
 from gangline.protocol.wire import to_proto
 from gangline.v1 import runner_pb2, runner_pb2_grpc
 from services.common.address import split_address
+from services.common.timer_grid import seconds_until_due
 from services.trial_runner.attempt_verdict import SchedulerSign, is_leader_cut_off, is_leaderless
 from services.trial_runner.delivery import metrics
 from services.trial_runner.ranks.nursery_client import Nursery
@@ -236,7 +237,7 @@ class AttemptLease:
                 self._is_cut = True
                 self._give_up()
                 break
-            wake_at = began_at + self._period_seconds
+            wake_at = began_at + seconds_until_due(self._period_seconds, began_at)
             if self._has_ranks:
                 wake_at = min(wake_at, self._ends_at)
             self._is_closing.wait(max(0.0, wake_at - now))

@@ -43,6 +43,7 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
         self.latencies: list[float] = []
         self.problems: dict[str, str] = {}
         self.num_heartbeats = self.num_refused = self.num_unauthenticated = self.num_questions = 0
+        self.beaten_at: list[float] = []
         self.pulses: list[tuple[float, agent_pb2.HeartbeatRequest]] = []
         self.newest_epoch = 0
         self.newest_leader = ""
@@ -135,6 +136,7 @@ class StandInScheduler(agent_pb2_grpc.AgentServiceServicer):
                 self.problems = _problems(request.slots.slots)
             else:
                 self.num_heartbeats += 1
+                self.beaten_at.append(time.monotonic())
                 if self.answers:
                     outgoing.put_nowait(agent_pb2.ConnectResponse(heartbeat=agent_pb2.HeartbeatAnswer()))
             self._notify()

@@ -19,6 +19,7 @@ import structlog
 
 from gangline.protocol import rpc
 from gangline.v1 import agent_pb2, agent_pb2_grpc
+from services.common.timer_grid import seconds_until_due
 
 # A working disk needs less time for one write, however busy it is.
 STALLED_SECONDS = 30.0
@@ -77,4 +78,4 @@ class HeartbeatThread:
         while not self._is_over.is_set():
             if time.monotonic() - self._alive_at() < STALLED_SECONDS:
                 yield self._request
-            self._is_over.wait(self._beat_seconds)
+            self._is_over.wait(seconds_until_due(self._beat_seconds, time.monotonic()))

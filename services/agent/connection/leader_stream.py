@@ -36,6 +36,7 @@ from services.agent.connection.leader_choice import (
 from services.agent.connection.leader_watch import LeaderWatch
 from services.agent.machine import metrics
 from services.common.concurrency import cancel, first_of
+from services.common.timer_grid import seconds_until_due
 
 # Limit for the answer to a hello, after which the next scheduler is tried.
 WELCOME_SECONDS = 10.0
@@ -207,7 +208,8 @@ class LeaderStream:
         while True:
             now = time.monotonic()
             if now >= beat_at:
-                beat_at = now + heartbeat_seconds
+                # The heartbeats of `HeartbeatThread` are due at the same times.
+                beat_at = now + seconds_until_due(heartbeat_seconds, now)
                 self._answers.on_heartbeat(now)
                 await _write(call, agent_pb2.ConnectRequest(heartbeat=agent_pb2.AgentHeartbeat()))
                 self._answers.heartbeat_at = now

@@ -12,6 +12,7 @@ import errno
 import os
 import socket
 import stat
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ import structlog
 
 from services.common.connection.peer import plain_host, split_peer
 from services.common.connection.stranger_choice import choose_closed, places_of_strangers
+from services.common.timer_grid import seconds_until_due
 
 _log = structlog.get_logger(__name__)
 
@@ -59,7 +61,7 @@ class StrangerWatch:
         seconds = SCAN_SECONDS
         num_files = num_left_out = 0
         while True:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(seconds_until_due(seconds, time.monotonic()))
             num_files_before, num_files = num_files, _count_open_files()
             if num_files and num_files == num_files_before and num_left_out < MOST_LEFT_OUT:
                 num_left_out += 1

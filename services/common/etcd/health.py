@@ -18,12 +18,13 @@ from gangline.errors import GanglineError
 from services.common.etcd.connection import Connection
 from services.common.etcd.session import Session
 from services.common.etcd.stub import Operation, messages
+from services.common.timer_grid import seconds_until_due
 
 _log = structlog.get_logger(__name__)
 
 # Time limit of each of the two rounds of an examination.
 PROBE_SECONDS = 0.75
-# Pause after an examination of HealthWatch that found etcd available, and after one that did not.
+# Period of the examinations of HealthWatch while etcd is available, and while it is not.
 WATCH_SECONDS = 3.0
 OUTAGE_WATCH_SECONDS = 1.0
 # Never written. It has a prefix that a user of etcd who is restricted to Gangline's keys may read.
@@ -75,7 +76,8 @@ class HealthWatch:
         """Runs until cancelled."""
         while True:
             self._take(await self._examine())
-            await asyncio.sleep(WATCH_SECONDS if self.health.is_available else OUTAGE_WATCH_SECONDS)
+            period_seconds = WATCH_SECONDS if self.health.is_available else OUTAGE_WATCH_SECONDS
+            await asyncio.sleep(seconds_until_due(period_seconds, time.monotonic()))
 
     def _take(self, health: EtcdHealth) -> None:
         before = self.health

@@ -21,6 +21,7 @@ from services.common.etcd.metrics import LEASE_BEAT_TIME
 from services.common.etcd.session import Session, pause_seconds
 from services.common.etcd.stream import Stream
 from services.common.etcd.stub import Operation, messages
+from services.common.timer_grid import seconds_until_due
 
 _log = structlog.get_logger(__name__)
 
@@ -101,7 +102,7 @@ async def _beat(session: Session, lease: Lease) -> None:
                 while True:
                     await _beat_once(session, lease, stream)
                     num_failures = 0
-                    await asyncio.sleep(lease.beat_seconds)
+                    await asyncio.sleep(seconds_until_due(lease.beat_seconds, time.monotonic()))
         except LeaseLost:
             _log.warning("lease lost", lease=lease.id, ttl_seconds=lease.ttl_seconds)
             lease.lost.set()

@@ -24,6 +24,7 @@ from gangline.v1 import runner_pb2
 from services.common.access.security import as_password, hash_token
 from services.common.concurrency import cancel
 from services.common.election import Deposed, Leadership
+from services.common.timer_grid import seconds_until_due
 from services.scheduler.agents.agent_session import Sessions
 from services.scheduler.agents.dispatch import Dispatch
 from services.scheduler.agents.expiry import Expiry
@@ -279,7 +280,7 @@ class Term:
         """
         while True:
             slept_at = time.monotonic()
-            await asyncio.sleep(_TICK_SECONDS)
+            await asyncio.sleep(seconds_until_due(_TICK_SECONDS, slept_at))
             now = time.monotonic()
             self.meter.count(now)
             # At most a tick of the pause was due to the sleep itself.

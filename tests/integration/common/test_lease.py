@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import grpc.aio
 import pytest
@@ -29,6 +30,19 @@ async def test_a_key_lives_as_long_as_its_lease(etcd: EtcdClient) -> None:
         assert lease.is_fresh
         assert await etcd.get(KEY) is not None
     assert await etcd.get(KEY) is None
+
+
+async def test_heartbeats_are_due_at_the_same_times_for_all_processes(etcd: EtcdClient) -> None:
+    # The lease is granted in the middle of a period.
+    await asyncio.sleep((0.25 - time.monotonic()) % 0.5)
+    async with etcd.keep_lease(5, beat_seconds=0.5) as lease:
+        late_seconds = []
+        for _ in range(4):
+            lease.beaten_again.clear()
+            await within(5, lease.beaten_again.wait())
+            late_seconds.append((time.monotonic() - lease.silent_seconds) % 0.5)
+    # The first one follows the grant.
+    assert min(late_seconds[1:]) < 0.1, late_seconds
 
 
 async def test_a_revoked_lease_is_lost(etcd: EtcdClient, etcd_settings: EtcdSettings) -> None:

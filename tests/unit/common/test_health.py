@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -53,8 +54,8 @@ def test_the_sentence_counts_members(endpoints: list[str], num_answering: int, p
 
 
 async def test_the_time_of_an_outage_counts_from_its_first_examination(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.common.etcd.health.WATCH_SECONDS", 0.0)
-    monkeypatch.setattr("services.common.etcd.health.OUTAGE_WATCH_SECONDS", 0.0)
+    monkeypatch.setattr("services.common.etcd.health.WATCH_SECONDS", 0.01)
+    monkeypatch.setattr("services.common.etcd.health.OUTAGE_WATCH_SECONDS", 0.01)
     healths = [
         EtcdHealth(True, 3, 3),
         EtcdHealth(False, 3, 1, "no quorum"),
@@ -77,3 +78,20 @@ async def test_the_time_of_an_outage_counts_from_its_first_examination(monkeypat
     assert (good.since, good.is_available) == (0.0, True)
     assert (lost.since, lost.problem, silent.problem) == (silent.since, "no quorum", "no answer")
     assert back.since >= lost.since > 0
+
+
+async def test_examinations_are_due_at_the_same_times_for_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.common.etcd.health.WATCH_SECONDS", 0.5)
+    times: list[float] = []
+
+    async def examine() -> EtcdHealth:
+        times.append(time.monotonic())
+        return EtcdHealth(True, 1, 1)
+
+    # The first one begins with the watch, in the middle of a period.
+    await asyncio.sleep((0.25 - time.monotonic()) % 0.5)
+    running = asyncio.create_task(HealthWatch(examine).run())
+    await until(lambda: len(times) == 4, "four examinations")
+    running.cancel()
+    late_seconds = [at % 0.5 for at in times[1:]]
+    assert min(late_seconds) < 0.1, late_seconds

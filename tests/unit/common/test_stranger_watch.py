@@ -77,7 +77,7 @@ async def test_a_scan_is_left_out_while_the_number_of_open_files_stays(
         scans.append(port)
         return 0
 
-    monkeypatch.setattr(stranger_watch, "SCAN_SECONDS", 0.0)
+    monkeypatch.setattr(stranger_watch, "SCAN_SECONDS", 0.001)
     monkeypatch.setattr(stranger_watch, "_count_open_files", count)
     watch = StrangerWatch(4)
     monkeypatch.setattr(watch, "scan", scan)

@@ -87,6 +87,23 @@ async def test_a_busy_event_loop_delays_no_renewal() -> None:
             await lease.close()
 
 
+async def test_renewals_are_due_at_the_same_times_for_all_processes() -> None:
+    period_seconds = LONG_LEASE_SECONDS * attempt_lease.PERIOD_SHARE
+    with _leader(LONG_LEASE_SECONDS) as leader:
+        times: list[float] = []
+        leader.on_renewal = lambda: times.append(boot_seconds())
+        lease = _lease([], scheduler_addresses=(leader.address,), lease_seconds=LONG_LEASE_SECONDS)
+        try:
+            # The first one follows the start, in the middle of a period.
+            await asyncio.sleep((period_seconds / 2 - boot_seconds()) % period_seconds)
+            lease.start(list)
+            await until(lambda: len(times) >= 4, "four renewals")
+        finally:
+            await lease.close()
+    late_seconds = [at % period_seconds for at in times[1:4]]
+    assert min(late_seconds) < period_seconds / 5, late_seconds
+
+
 async def test_a_late_answer_renews_from_the_time_of_its_request() -> None:
     with _leader(LONG_LEASE_SECONDS, LONG_LEASE_SECONDS / 4) as leader, _witness("0.1") as address:
         cuts: list[str] = []
