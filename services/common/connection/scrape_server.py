@@ -21,6 +21,8 @@ from services.common.connection.stranger_choice import choose_closed
 
 # Prometheus scrapes over one connection at a time.
 MAX_CONNECTIONS = 32
+# Time between two looks for an order to end, which never comes. A connection is accepted at once.
+_LOOK_SECONDS = 3600.0
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -71,5 +73,5 @@ def start_scrape_server(host: str, port: int) -> int:
     ]
     server_class: type[_Server] = type("_Server", (_Server,), {"address_family": family})
     server = make_server(str(target[0]), port, prometheus_client.make_wsgi_app(), server_class, _Handler)
-    threading.Thread(target=server.serve_forever, daemon=True, name="metrics").start()
+    threading.Thread(target=server.serve_forever, args=(_LOOK_SECONDS,), daemon=True, name="metrics").start()
     return int(server.server_port)
