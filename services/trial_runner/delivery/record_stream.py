@@ -8,6 +8,7 @@ acknowledged number again; the gateway stores nothing twice. A gateway that is a
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -18,13 +19,14 @@ from gangline.protocol.peer_status import PeerStatus
 from gangline.protocol.rpc import token_metadata
 from gangline.v1 import ingest_pb2, ingest_pb2_grpc
 from services.common.concurrency import cancel
+from services.common.timer_grid import seconds_until_due
 from services.trial_runner.delivery import metrics
 from services.trial_runner.delivery.channel_route import ChannelRoute
 from services.trial_runner.delivery.spool import Spool
 
 # Cap on records that are sent but not acknowledged: enough to fill any network, few enough to send again.
 WINDOW_RECORDS = 5000
-# Time for which records are gathered into one request. Each request costs the gateway a transaction. If the gateway
+# Period of the requests, in which records are gathered. Each request costs the gateway a transaction. If the gateway
 # shares a machine with ranks that report every few steps, the ranks would pay for it.
 GATHER_SECONDS = 1.0
 
@@ -150,5 +152,5 @@ class RecordStream:
         """Waits before the next request. The first records after a pause are sent at once; those that follow soon are
         sent together."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(GATHER_SECONDS):
+            async with asyncio.timeout(seconds_until_due(GATHER_SECONDS, time.monotonic())):
                 await self._is_hurried.wait()

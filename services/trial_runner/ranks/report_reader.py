@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from gangline import report_socket, unix_socket
 from gangline.v1 import rank_pb2
+from services.common.timer_grid import seconds_until_due
 
 PAUSE_SECONDS = 1.0
 _UNKNOWN = -1
@@ -107,7 +109,8 @@ class ReportReader:
             self._pause()
 
     def _pause(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._on_pause_over)
+        pause_seconds = seconds_until_due(PAUSE_SECONDS, time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(pause_seconds, self._on_pause_over)
 
     def _on_pause_over(self) -> None:
         self._timer = None

@@ -17,6 +17,7 @@ from gangline.domain.beat import Reading
 from gangline.domain.failure import HangRule
 from gangline.domain.state import ExitKind
 from services.common.concurrency import cancel
+from services.common.timer_grid import seconds_until_due
 from services.trial_runner.gang.gang_links import GangLinks
 from services.trial_runner.gang.gang_plan import Place
 from services.trial_runner.gang.outcome import FailureRecord
@@ -70,7 +71,8 @@ class Watchdog:
         shortest = min(self._rule.seconds, self._rule.start_seconds, self._rule.rest_seconds)
         while True:
             # About four readings within the shortest limit, so a hang is found soon after its limit.
-            await asyncio.sleep(max(MIN_LOOK_SECONDS, min(LOOK_SECONDS, shortest / 4)))
+            period_seconds = max(MIN_LOOK_SECONDS, min(LOOK_SECONDS, shortest / 4))
+            await asyncio.sleep(seconds_until_due(period_seconds, time.monotonic()))
             own = {rank: self._read(rank, find_pid) for rank in self._beats.living_files(living())}
             if not self._place.is_head:
                 if own != told:

@@ -7,6 +7,7 @@ import errno
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ from services.trial_runner.ranks import report_reader
 from services.trial_runner.ranks.rank_link import RankLinkServer
 from tests.support.wait import until
 
+# No pause of this length ends within a test.
+FAR_SECONDS = 1e6
 _KILLED = """
 import os, signal, sys
 from gangline.core.link import Link
@@ -73,7 +76,7 @@ async def hearing(folder: Path) -> AsyncIterator[Heard]:
 @pytest.fixture
 def long_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pause does not end within a test."""
-    monkeypatch.setattr(report_reader, "PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(report_reader, "PAUSE_SECONDS", FAR_SECONDS)
 
 
 def report(link: Link, *numbers: int) -> None:
@@ -115,10 +118,25 @@ async def test_reports_are_read_when_the_pause_is_over_and_at_once_after_a_silen
         reader = heard.server._reports
         assert reader is not None
         await until(lambda: reader._timer is None, "a silence", 10)
-        monkeypatch.setattr(report_reader, "PAUSE_SECONDS", 3600.0)
+        monkeypatch.setattr(report_reader, "PAUSE_SECONDS", FAR_SECONDS)
         report(link, 4)
         await until(lambda: len(heard.messages) == 4, "the first report after it", 10)
         assert heard.messages == [*points(1, 2), (0, "progress", 3), *points(4)]
+
+
+async def test_pauses_end_at_the_same_times_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the runner wakes up once for the reports and for the other work that is due then."""
+    monkeypatch.setattr(report_reader, "PAUSE_SECONDS", 0.5)
+    late_seconds: list[float] = []
+    async with hearing(tmp_path) as heard:
+        link = heard.link()
+        await asyncio.sleep((0.25 - time.monotonic()) % 0.5)
+        for number in range(4):
+            report(link, number)
+            await until(lambda: len(heard.messages) > len(late_seconds), "a report", 10)
+            late_seconds.append(time.monotonic() % 0.5)
+    # The first one is read at once, in the middle of a period.
+    assert min(late_seconds[1:]) < 0.1, late_seconds
 
 
 @pytest.mark.usefixtures("long_pause")
@@ -168,7 +186,7 @@ async def test_a_worker_that_learns_its_rank_later_reports_as_this_rank(tmp_path
 
 
 async def test_validations_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_reader, "PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(report_reader, "PAUSE_SECONDS", FAR_SECONDS)
     async with hearing(tmp_path) as heard:
         link = heard.link()
         report(link, 1)
