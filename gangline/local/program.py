@@ -75,8 +75,8 @@ def make_etcd_program(layout: Layout, binary: Path, data_directory: Path) -> Pro
     arguments = (str(binary), *words, "--enable-grpc-gateway=false")
     addresses = {"client": f"unix:{layout.etcd_socket}"}
     sockets = (layout.etcd_socket, layout.etcd_peer_socket)
-    # Go wakes a second thread for whatever the first one has begun, in case there is more to do. With one scheduler that
-    # writes there never is. This bounds the threads that run Go code at the same time, not those that wait for a disk.
+    # With several, Go wakes a second thread whenever the first one has begun something, in case there is more to do.
+    # With one scheduler that writes there rarely is. Threads that wait for a disk do not count.
     environment = (("GOMAXPROCS", "1"),)
     return Program(
         "etcd", "etcd", arguments, addresses, 0, layout.etcd_socket, sockets, umask=0o077, environment=environment
