@@ -1,14 +1,14 @@
 """Services as processes forked from one that has imported them: an import takes longer than what most tests do.
 
-Each service has a fork server as agents run it, which ends with the test process. A forked service reads its flags and
-environment, logs, takes signals and ends as one that was started by its command. Called by tests/support/gateway.py,
-scheduler.py and agent_process.py. Those of whole clusters are forked by warm_program.py.
+All workers of a test run share the fork server of warm_program.py. A forked service reads its flags and environment,
+logs, takes signals and ends as one that was started by its command. Called by tests/support/gateway.py, scheduler.py
+and agent_process.py. Those of whole clusters are forked by warm_program.py.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
+import functools
 import importlib
 import os
 import resource
@@ -17,18 +17,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from gangline.launch import child, forkserver
-from tests.support.runner_process import WarmProcess
-from tests.support.source import ROOT
-
-_servers: dict[str, WarmProcess] = {}
-_servers_lock = threading.Lock()
+from tests.support import warm_program
 
 
 class ForkedService:
@@ -83,10 +78,10 @@ def fork_service(
     """Runs `main` of the module in a process of its own, in this folder.
 
     open_files: its hard limit of open files. library: one that it loads before all that `main` loads.
-    log: takes its stderr. A test that serves on its event loop awaits `load_service` in a thread before: the first call
-    in a test process waits for the imports.
+    log: takes its stderr. A test that serves on its event loop awaits `load_services` in a thread before: the first
+    call in a test process waits for the imports.
     """
-    socket_path = load_service(module).socket_path
+    socket_path = load_services()
     code = tempfile.TemporaryFile()  # noqa: SIM115 - closed once the service has ended
     with log.open("ab") as output:
         pid = forkserver.fork(
@@ -105,17 +100,10 @@ def fork_service(
     return ForkedService(pid, code)
 
 
-def load_service(module: str) -> WarmProcess:
-    """Returns the fork server of a service once it has imported the module."""
-    with _servers_lock:
-        if module not in _servers:
-            folder = tempfile.TemporaryDirectory(prefix="gl-")
-            server = WarmProcess(Path(folder.name) / "service.sock", f"{module},{__name__}", folder=ROOT)
-            assert server.description["failed"] == {}
-            _servers[module] = server
-            atexit.register(folder.cleanup)
-            atexit.register(server.close)
-        return _servers[module]
+@functools.cache
+def load_services() -> str:
+    """Returns the socket path of the fork server once it has imported the services."""
+    return warm_program.WarmPair(warm_program.folder()).services()
 
 
 def run(arguments: Mapping[str, Any], fds: Sequence[int]) -> NoReturn:

@@ -32,7 +32,7 @@ from services.common.access.security import allocation_token, as_password, hash_
 from services.common.etcd import EtcdClient, EtcdSettings, Put
 from services.gateway.history.database import open_database
 from services.gateway.program import GatewaySettings
-from tests.support.forked_service import ForkedService, fork_service, load_service
+from tests.support.forked_service import ForkedService, fork_service, load_services
 from tests.support.port import own_ports
 from tests.support.wait import until, until_async
 
@@ -173,7 +173,7 @@ class GatewayProcess:
         return self.process
 
     async def start(self) -> None:
-        await asyncio.to_thread(load_service, PROGRAM)
+        await asyncio.to_thread(load_services)
         ready = self._folder / "ready.json"
         ready.unlink(missing_ok=True)
         process = self.launch()

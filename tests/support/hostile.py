@@ -6,6 +6,8 @@ import gzip
 import tarfile
 from collections.abc import Callable
 
+from gangline.domain.limits import MAX_FILES
+
 CONFIG = """\
 name: hostile
 entrypoint: model_def:Trial
@@ -13,6 +15,8 @@ searcher: {name: single, metric: loss, max_length: 3}
 """
 GRID = CONFIG.replace("single", "grid")
 _END = bytes(1024)
+# Of a name: 1000 times what is read of a header, and cheap to pack.
+LONG_BYTES = 16 << 20
 
 
 def header(name: str, kind: bytes, size: int, linkname: str = "") -> bytes:
@@ -47,11 +51,11 @@ def packed(*parts: bytes) -> bytes:
 
 
 def _long_name() -> bytes:
-    return packed(pax(record("path", "n" * (90 << 20))), plain())
+    return packed(pax(record("path", "n" * LONG_BYTES)), plain())
 
 
 def _gnu_name() -> bytes:
-    return packed(header("L", tarfile.GNUTYPE_LONGNAME, 90 << 20), padded(b"n" * (90 << 20)), plain())
+    return packed(header("L", tarfile.GNUTYPE_LONGNAME, LONG_BYTES), padded(b"n" * LONG_BYTES), plain())
 
 
 def _sparse_map() -> bytes:
@@ -72,12 +76,12 @@ ARCHIVES: dict[str, tuple[Callable[[], bytes], str, str]] = {
         "code.corrupt",
         "a header has 400000 bytes",
     ),
-    "pax name of 90 MB": (_long_name, "code.corrupt", "a header has 94371855 bytes"),
-    "gnu name of 90 MB": (_gnu_name, "code.corrupt", "a header has 94371840 bytes"),
-    "25000 members": (
-        lambda: packed(*(header(f"f{number}", tarfile.REGTYPE, 0) for number in range(25_000))),
+    "pax name of 16 MB": (_long_name, "code.corrupt", f"a header has {LONG_BYTES + 15} bytes"),
+    "gnu name of 16 MB": (_gnu_name, "code.corrupt", f"a header has {LONG_BYTES} bytes"),
+    "too many members": (
+        lambda: packed(*(header(f"f{number}", tarfile.REGTYPE, 0) for number in range(MAX_FILES + 1))),
         "code.too_big",
-        "more than 20000 files",
+        f"more than {MAX_FILES} files",
     ),
     "sparse map": (_sparse_map, "code.unsafe_path", "is a sparse file"),
     "sparse map in a header": (

@@ -22,7 +22,7 @@ from gangline.domain.state import Availability, ExperimentAction
 from gangline.protocol import rpc, wire
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common.etcd import EtcdSettings
-from tests.support.forked_service import ForkedService, fork_service, load_service
+from tests.support.forked_service import ForkedService, fork_service, load_services
 from tests.support.source import ROOT
 from tests.support.wait import until
 
@@ -79,7 +79,7 @@ class SchedulerProcess:
 
     async def start(self) -> SchedulerProcess:
         """Returns once it leads or stands by."""
-        await asyncio.to_thread(load_service, PROGRAM)
+        await asyncio.to_thread(load_services)
         process = self._spawn()
         await until(lambda: self._ready.exists() or process.poll() is not None, f"{self.name} being ready", 30)
         assert process.poll() is None, self.log.read_text()

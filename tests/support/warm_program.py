@@ -173,7 +173,8 @@ def _service_modules() -> str:
     from services.agent.allocations.launcher import RunnerProgram
 
     programs = (COMMAND_LINE, "gangline.cli.main", *PROGRAMS.values(), __name__)
-    return ",".join((*programs, *RunnerProgram().preload, "services.agent.allocations.runner_entry"))
+    alone = ("tests.support.forked_service", "tests.support.stand_in_agent", "tests.support.stand_in_runner")
+    return ",".join((*programs, *alone, *RunnerProgram().preload, "services.agent.allocations.runner_entry"))
 
 
 def _rank_modules() -> str:

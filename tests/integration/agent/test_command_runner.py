@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from google.protobuf import json_format
 
 from gangline.domain.settled.reading import settle
@@ -71,9 +72,11 @@ class Commands:
             self.exits[status.allocation_id] = status.exit
 
 
-@pytest.fixture
-async def template(tmp_path: Path) -> AsyncIterator[Template]:
-    made = Template("runner-template", (*RunnerProgram().preload, "services.agent.allocations.runner_entry"), tmp_path)
+@pytest_asyncio.fixture(scope="module")
+async def template(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Template]:
+    """One for all of the tests, because its imports take longer than a test."""
+    folder = tmp_path_factory.mktemp("template")
+    made = Template("runner-template", (*RunnerProgram().preload, "services.agent.allocations.runner_entry"), folder)
     running = asyncio.create_task(made.run())
     yield made
     running.cancel()

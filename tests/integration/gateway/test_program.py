@@ -27,8 +27,8 @@ from gangline.v1 import ingest_pb2
 from services.common import keys
 from services.common.etcd import EtcdClient, Put
 from tests.support.etcd import EtcdServer
-from tests.support.forked_service import load_service
-from tests.support.gateway import CONFIG, PROGRAM, Client, GatewayProcess, add_user, pack, sha256
+from tests.support.forked_service import load_services
+from tests.support.gateway import CONFIG, Client, GatewayProcess, add_user, pack, sha256
 from tests.support.wait import until, until_async, within
 
 NUM_RECORDS = 3000
@@ -230,7 +230,7 @@ async def test_it_waits_for_a_peer_that_is_away_says_so_and_can_be_stopped(
     gateway: GatewayProcess, flag: str, value: str, parts: tuple[str, ...]
 ) -> None:
     gateway.flags |= {flag: value, "etcd-deadline-seconds": "1"}
-    await asyncio.to_thread(load_service, PROGRAM)
+    await asyncio.to_thread(load_services)
     process = gateway.launch()
     await until(lambda: "waits for a peer" in gateway.output(), "the wait", 30)
     (line,) = [line for line in gateway.output().splitlines() if "waits for a peer" in line]

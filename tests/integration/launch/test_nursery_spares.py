@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,11 @@ def wait():
 """
 
 
-@pytest.fixture
-def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmProcess]:
-    with tempfile.TemporaryDirectory(prefix="gl-") as folder:
+@contextmanager
+def warm_template() -> Iterator[WarmProcess]:
+    with tempfile.TemporaryDirectory(prefix="gl-") as folder, pytest.MonkeyPatch.context() as patch:
         Path(folder, "rank_targets.py").write_text(RANKS)
-        monkeypatch.setenv("PYTHONPATH", folder)
+        patch.setenv("PYTHONPATH", folder)
         preload = "torch,gangline.launch.nursery,rank_targets"
         made = WarmProcess(Path(folder) / "warm.sock", preload, options=spare_options(2))
         yield made
@@ -58,10 +59,24 @@ def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmProcess]:
 
 
 @pytest.fixture
-async def nursery(template: WarmProcess, tmp_path: Path) -> AsyncIterator[Nursery]:
+def template() -> Iterator[WarmProcess]:
+    """For a test that ends the template or changes how much it prepares."""
+    with warm_template() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_template() -> Iterator[WarmProcess]:
+    """One for all other tests, because it loads torch."""
+    with warm_template() as made:
+        yield made
+
+
+@pytest.fixture
+async def nursery(shared_template: WarmProcess, tmp_path: Path) -> AsyncIterator[Nursery]:
     """One that has a store and two ranks ready."""
-    await until(lambda: len(template.spares()) == 4, "the forks that wait")
-    made = await start_nursery(template.socket_path, tmp_path)
+    await until(lambda: len(shared_template.spares()) == 4, "the forks that wait")
+    made = await start_nursery(shared_template.socket_path, tmp_path)
     yield made
     if not made.is_gone:
         await made.close()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from gangline.config import check_code, parse_config, parse_entrypoint
+from tests.support import warm_python
 from tests.support.source import ROOT
+from tests.support.warm_program import WarmPair, folder
 
 PAGE = (ROOT / "docs" / "quickstart.md").read_text()
 # As the end of examples/digits/model_def.py, and it asks whether anything was learnt.
@@ -42,7 +43,8 @@ def test_its_trial_and_its_experiment_file_fit_one_another(tmp_path: Path) -> No
 
 def test_its_trial_learns(tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(_block("python"))
-    command = [sys.executable, "-c", TRAIN_ALONE]
+    python = warm_python.install_commands(tmp_path / "warm", WarmPair(folder()).ranks()) / "python3"
+    command = [str(python), "-c", TRAIN_ALONE]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=90)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.rpartition("loss ")[2]) < 0.5

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import yaml
 
+from tests.support import warm_python
 from tests.support.source import ROOT
+from tests.support.warm_program import WarmPair, folder
 
 FOLDER = ROOT / "examples" / "text"
 TRAIN_ALONE = """
@@ -31,7 +32,8 @@ with pytorch.init(hparams={"global_batch_size": 16, "learning_rate": 0.003, **si
 
 
 def test_it_learns(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", TRAIN_ALONE, str(FOLDER)]
+    python = warm_python.install_commands(tmp_path / "warm", WarmPair(folder()).ranks()) / "python3"
+    command = [str(python), "-c", TRAIN_ALONE, str(FOLDER)]
     # Several threads wait for one another after each operation, which takes minutes on a loaded machine.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

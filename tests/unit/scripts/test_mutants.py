@@ -18,6 +18,7 @@ import pytest
 
 from scripts.mutation import find_mutations
 from scripts.mutation_tests import MeasuredTest, select
+from tests.support import examples
 from tests.support.source import ROOT
 from tests.support.wait import until, within
 
@@ -74,7 +75,7 @@ def test_each_defect_in_our_own_files_is_another_program_with_the_same_signature
         source = file.read_text()
         original = ast.parse(source)
         dumped, signatures = ast.dump(original), _signatures(original)
-        for mutation in find_mutations(source)[::7]:
+        for mutation in find_mutations(source)[:: 700 // examples.examples(100)]:
             changed = ast.parse(mutation.apply(source))
             assert ast.dump(changed) != dumped
             assert _signatures(changed) == signatures

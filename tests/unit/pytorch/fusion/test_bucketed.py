@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -128,19 +128,21 @@ def test_compression_goes_on_with_other_buckets(hook: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hook", "layer", "obstacle"),
+    ("hook", "make_layer", "obstacle"),
     [
-        ("powersgd", nn.Linear(600, 600), "powersgd"),
-        (False, nn.EmbeddingBag(600, 600, sparse=True), "sparse"),
-        (False, nn.Linear(64, 64), "one bucket"),
-        (False, torch.compile(nn.Linear(600, 600)), "torch.compile"),
-        (False, nn.Linear(600, 600), None),
+        ("powersgd", lambda: nn.Linear(600, 600), "powersgd"),
+        (False, lambda: nn.EmbeddingBag(600, 600, sparse=True), "sparse"),
+        (False, lambda: nn.Linear(64, 64), "one bucket"),
+        (False, lambda: torch.compile(nn.Linear(600, 600)), "torch.compile"),
+        (False, lambda: nn.Linear(600, 600), None),
     ],
+    ids=["powersgd", "sparse", "one bucket", "compiled", "none"],
 )
-def test_obstacles(hook: str | bool, layer: nn.Module, obstacle: str | None) -> None:
+def test_obstacles(hook: str | bool, make_layer: Callable[[], nn.Module], obstacle: str | None) -> None:
+    """The layers are made here: `torch.compile` loads much, which every collection of the tests would do."""
     optimizations = parse_optimizations({"gradient_compression": hook})
     strategy = DdpStrategy(torch.device("cpu"), {}, Exchange(optimizations))
-    strategy.prepare_model(nn.Sequential(layer, nn.Linear(600, 4)))
+    strategy.prepare_model(nn.Sequential(make_layer(), nn.Linear(600, 4)))
     bucketed = strategy.bucketed()
     assert bucketed is not None
     reported = bucketed.obstacle()
