@@ -15,18 +15,21 @@ import pytest
 
 from gangline.alias.finder import SHIM
 from gangline.cluster_info import ENVIRONMENT_KEY, ClusterInfo, TrialInfo
+from tests.support import warm_python
 from tests.support.source import ROOT
+from tests.support.warm_program import WarmPair
+from tests.support.warm_program import folder as warm_folder
 
 _INSTALL = "from gangline import alias; alias.install()\n"
 
 
 def _python(
-    code: str, tmp_path: Path, *more_path: str, arguments: tuple[str, ...] = ()
+    code: str, tmp_path: Path, *more_path: str, arguments: tuple[str, ...] = (), program: str = sys.executable
 ) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, which finds Gangline and the given folders."""
+    """In a process of its own, which finds Gangline and the given folders. program: a Python."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("GANGLINE_")}
     environment = {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT), *more_path])}
-    command = [sys.executable, *(arguments or ("-c", code))]
+    command = [program, *(arguments or ("-c", code))]
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -195,11 +198,12 @@ class _Told:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> _Told:
-    """One process for all of them, because it loads torch, which takes seconds. Programs that
-    name modules as attributes come before the one that imports them."""
+    """One process for all of them, forked from one that has torch. Programs that name modules as attributes come before
+    the one that imports them."""
     folder = tmp_path_factory.mktemp("told")
+    warm = warm_python.install_commands(tmp_path_factory.mktemp("warm"), WarmPair(warm_folder()).ranks())
     asked = json.dumps([[*_LACKING, *_WAYS_OUT], {"further": _FURTHER, "known": _KNOWN}])
-    done = _python("", folder, arguments=("-c", _INSTALL + _TELLING, asked))
+    done = _python("", folder, arguments=("-c", _INSTALL + _TELLING, asked), program=str(warm / "python3"))
     assert done.returncode == 0, done.stderr
     failures, errors = json.loads(done.stdout.splitlines()[-1])
     return _Told(errors, failures, folder)
