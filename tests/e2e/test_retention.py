@@ -90,8 +90,7 @@ def test_best_and_latest_stay_and_nothing_else(cluster: Cluster, tmp_path: Path)
         )
 
         # 2. The gateway is killed, and comes back when two more are to be deleted.
-        history = StateHistory(cluster.etcd_address)
-        with services_away(cluster, "gateway"):
+        with StateHistory(cluster.etcd_address) as history, services_away(cluster, "gateway"):
             write_whole(limit, "5")
             wait_for(lambda: len(_marked(history)) == 2, lambda: f"two marked of {history.newest(Checkpoint)}", 60)
             assert len(_names(folder)) == 4

@@ -172,14 +172,22 @@ def wait_whole(cluster: Site, num_agents: int) -> None:
 
 def _find_processes(cluster: Site) -> list[psutil.Process]:
     """Without the forks that wait for an order. The number of those depends on the newest trial."""
-    pids = {process.pid for process in find_cluster_processes(cluster.layout)}
-    processes = [process for process in psutil.process_iter(["cmdline", "name"]) if process.pid in pids]
-    return [process for process in processes if process.info["name"] != spare.NAME]
+    processes = []
+    for identity in find_cluster_processes(cluster.layout):
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(identity.pid)
+            if process.name() != spare.NAME:
+                processes.append(process)
+    return processes
 
 
 def _num_fork_servers(cluster: Site) -> int:
     """With the runners and ranks that are forks of them, if any run."""
-    return sum("gangline.launch.forkserver" in (process.info["cmdline"] or ()) for process in _find_processes(cluster))
+    number = 0
+    for process in _find_processes(cluster):
+        with suppress(psutil.NoSuchProcess):
+            number += "gangline.launch.forkserver" in process.cmdline()
+    return number
 
 
 @contextmanager
@@ -188,20 +196,20 @@ def gated_run(cluster: Site, folder: Path, **config: object) -> Iterator[GatedRu
     gate = Gate(folder / "gate")
     with cluster.connect() as client:
         wait_alive(client, cluster)
-        history = StateHistory(cluster.etcd_address)
         # An agent is alive before its fork servers are there; they belong to the idle cluster.
         num_servers = 2 * client.get_cluster().num_agents
         wait_for(lambda: _num_fork_servers(cluster) >= num_servers, f"{num_servers} fork servers")
         num_processes = len(_find_processes(cluster))
-        created = client.create_experiment(gate.config(**config), gate.code)  # type: ignore[arg-type]  # slots is first
-        run = GatedRun(cluster, client, gate, history, created.experiment.id, num_processes)
-        try:
-            yield run
-        finally:
-            if client.get_experiment(run.experiment_id).experiment.state is not State.TERMINAL:
-                run.allow_all()
-                client.kill_experiment(run.experiment_id)
-                client.wait_experiment(run.experiment_id, 60)
+        with StateHistory(cluster.etcd_address) as history:
+            created = client.create_experiment(gate.config(**config), gate.code)  # type: ignore[arg-type]  # slots is first
+            run = GatedRun(cluster, client, gate, history, created.experiment.id, num_processes)
+            try:
+                yield run
+            finally:
+                if client.get_experiment(run.experiment_id).experiment.state is not State.TERMINAL:
+                    run.allow_all()
+                    client.kill_experiment(run.experiment_id)
+                    client.wait_experiment(run.experiment_id, 60)
 
 
 @contextmanager
