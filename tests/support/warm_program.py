@@ -1,11 +1,11 @@
 """Gangline's own programs as forks of processes that have imported them, one pair for all workers of a test run.
 
-`services` has imported the command line, the supervisor, the services and what trial runners need; `ranks` has torch
-and what ranks need. A program that is forked reads its arguments and environment, shows both in /proc, leads its own
-session, takes signals and ends as one that was started by its command. Its parent is the process that started it, so a
-supervisor reaps its services. An agent has its two fork servers forked as well. tests/conftest.py owns the folder in
-which the pair is found, and with it the pair's end. Called by tests/support/cluster.py and
-fleet.py. The programs of warm_python.py are forks of `ranks`.
+`services` has imported the command line, the supervisor, the services and what trial runners need; `ranks` has torch,
+what ranks need, and scikit-learn. A program that is forked reads its arguments and environment, shows both in /proc,
+leads its own session, takes signals and ends as one that was started by its command. Its parent is the process that
+started it, so a supervisor reaps its services. An agent has its two fork servers forked as well. tests/conftest.py owns
+the folder in which the pair is found, and with it the pair's end. Called by tests/support/cluster.py and fleet.py. The
+programs of warm_python.py are forks of `ranks`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gangline.errors import GanglineError
 from gangline.launch import child, forkserver
 from tests.support.namespace import enter_namespaces
+from tests.support.source import ROOT
 
 if TYPE_CHECKING:
     from tests.support.forked_service import ForkedService
@@ -45,6 +46,13 @@ COMMAND_LINE = "gangline.cli.__main__"
 # What the two processes show in /proc as arguments and environment has at least this room for that of their forks.
 SHOWN_BYTES = 1 << 14
 IMPORT_SECONDS = 200.0
+COMMAND_SECONDS = 600.0  # limit of a command of `install_command`; who runs it has a shorter one
+_COMMAND = """#!{python} -IS
+import sys
+sys.path.insert(0, {root!r})
+from tests.support import warm_program
+warm_program.call({services!r})
+"""
 
 
 _folder = ""
@@ -93,20 +101,23 @@ class WarmPair:
         services = self.services()
         if arguments[0] == "up":
             self.ranks()
-        words = [sys.executable, "-m", "gangline.cli", *arguments]
-        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as code:
-            request = {"module": COMMAND_LINE, "words": words, "pair": str(self._folder)}
-            fds = [output.fileno(), errors.fileno(), code.fileno()]
-            place = str(folder or Path.cwd())
-            pid = forkserver.fork(
-                services, f"{__name__}:enter", request, environment=environment, directory=place, fds=fds
-            )
-            _await_end(pid, words, seconds)
-            for file in (output, errors, code):
+        place = str(folder or Path.cwd())
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            fds = (output.fileno(), errors.fileno())
+            words, status = _run_command(services, arguments, environment, seconds=seconds, place=place, outputs=fds)
+            for file in (output, errors):
                 file.seek(0)
-            # A process without a code was killed.
-            status = int(code.read() or -signal.SIGKILL)
             return subprocess.CompletedProcess(words, status, output.read().decode(), errors.read().decode())
+
+    def install_command(self, folder: Path) -> Path:
+        """Writes a `gangline` into a folder, for lines of a shell, and returns the folder. Its standard input is not
+        that of the fork."""
+        self.ranks()
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "gangline"
+        path.write_text(_COMMAND.format(python=sys.executable, root=str(ROOT), services=self.services()))
+        path.chmod(0o755)
+        return folder
 
     def start(
         self, words: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path, place: int | None = None
@@ -180,7 +191,36 @@ def _service_modules() -> str:
 def _rank_modules() -> str:
     from services.agent.allocations.launcher import RunnerProgram
 
-    return ",".join(RunnerProgram().rank_preload)
+    # The digits example imports scikit-learn in each rank, which takes as long as all that its short trainings do.
+    return ",".join((*RunnerProgram().rank_preload, "sklearn.datasets"))
+
+
+def call(services: str) -> NoReturn:
+    """The process of a command of `WarmPair.install_command`: runs its words, and ends as they end."""
+    place = str(Path.cwd())
+    _, status = _run_command(services, sys.argv[1:], os.environ, seconds=COMMAND_SECONDS, place=place, outputs=(1, 2))
+    os._exit(status if status >= 0 else 128 - status)
+
+
+def _run_command(
+    services: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    seconds: float,
+    place: str,
+    outputs: tuple[int, int],
+) -> tuple[list[str], int]:
+    """Returns the words that the process showed, and its exit code. outputs: descriptors of its output and errors."""
+    words = [sys.executable, "-m", "gangline.cli", *arguments]
+    request = {"module": COMMAND_LINE, "words": words, "pair": str(Path(services).parent)}
+    with tempfile.TemporaryFile() as code:
+        fds = [*outputs, code.fileno()]
+        pid = forkserver.fork(services, f"{__name__}:enter", request, environment=environment, directory=place, fds=fds)
+        _await_end(pid, words, seconds)
+        code.seek(0)
+        # A process without a code was killed.
+        return words, int(code.read() or -signal.SIGKILL)
 
 
 def _await_end(pid: int, words: Sequence[str], seconds: float) -> None:
