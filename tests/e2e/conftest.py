@@ -1,39 +1,79 @@
-"""Two clusters that most tests of a worker share, as starting one takes half a minute of a core. Tests that stop or
-change services for good, count what there is, or need settings have a cluster of their own."""
+"""Two clusters that files of tests share, and the variable with which programs of an experiment start warm. Tests that
+stop or change services for good, count what there is, or need settings have a cluster of their own.
+
+A start and an end take about a second of a processor, and so does a minute of an idle cluster. A cluster therefore ends
+when the next test of its worker does not use it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 
+from tests.support import warm_program, warm_python
 from tests.support.cluster import Cluster, running_cluster
 
 
-@pytest.fixture(scope="session")
-def _cluster_of_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("one"), agents=1, slots=2) as running:
-        yield running
+class _SharedClusters:
+    """The clusters of this worker that run, by the name of their fixture."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[Cluster, AbstractContextManager[Cluster]]] = {}
+
+    def start(self, name: str, factory: pytest.TempPathFactory, agents: int) -> Cluster:
+        """Returns the cluster that runs, else a new one with two slots on each agent."""
+        if name not in self._running:
+            context = running_cluster(factory.mktemp(name[:3]), agents=agents, slots=2)
+            self._running[name] = (context.__enter__(), context)
+        return self._running[name][0]
+
+    def end_all_but(self, names: list[str]) -> None:
+        for name in [name for name in self._running if name not in names]:
+            _, context = self._running.pop(name)
+            context.__exit__(None, None, None)
+
+
+_shared = _SharedClusters()
 
 
 @pytest.fixture(scope="session")
-def _cluster_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("two"), agents=2, slots=2) as running:
-        yield running
+def _all_ended() -> Iterator[None]:
+    """Ends what runs after a session that was interrupted."""
+    yield
+    _shared.end_all_but([])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: Any) -> Any:
+    result = yield
+    _shared.end_all_but(getattr(nextitem, "fixturenames", []))
+    return result
 
 
 @pytest.fixture(scope="module")
-def one_agent(_cluster_of_one: Cluster) -> Iterator[Cluster]:
+def one_agent(_all_ended: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster of one agent with two slots, on which nothing runs."""
-    yield _cluster_of_one
-    _end_what_is_left(_cluster_of_one)
+    cluster = _shared.start("one_agent", tmp_path_factory, agents=1)
+    yield cluster
+    _end_what_is_left(cluster)
 
 
 @pytest.fixture(scope="module")
-def two_agents(_cluster_of_two: Cluster) -> Iterator[Cluster]:
+def two_agents(_all_ended: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster of two agents with two slots each, on which nothing runs."""
-    yield _cluster_of_two
-    _end_what_is_left(_cluster_of_two)
+    cluster = _shared.start("two_agents", tmp_path_factory, agents=2)
+    yield cluster
+    _end_what_is_left(cluster)
+
+
+@pytest.fixture(scope="session")
+def warm_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The environment variable of an experiment whose python3 and torchrun shall start warm."""
+    ranks = warm_program.WarmPair(warm_program.folder()).ranks()
+    return f"PATH={warm_python.install_commands(tmp_path_factory.mktemp('warm'), ranks)}:{os.environ['PATH']}"
 
 
 def _end_what_is_left(cluster: Cluster) -> None:

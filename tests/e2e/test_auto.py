@@ -13,7 +13,7 @@ import yaml
 from gangline.client import Client
 from gangline.config.strategy_choice import parse_choice
 from gangline.domain.state import ExitKind, Outcome
-from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster
 
 TRIAL = """
 import torch
@@ -75,9 +75,8 @@ _STEPS = 4
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("cluster"), agents=1, slots=2) as running:
-        yield running
+def cluster(one_agent: Cluster) -> Cluster:
+    return one_agent
 
 
 @pytest.fixture

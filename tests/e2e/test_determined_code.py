@@ -10,7 +10,7 @@ import yaml
 
 from gangline.domain.state import ExitKind, Outcome
 from gangline.pytorch import load_checkpoint
-from tests.support.cluster import running_cluster
+from tests.support.cluster import Cluster, running_cluster
 from tests.support.determined_source import DISTRIBUTED, LAUNCHED, MNIST
 from tests.support.event_file import read_scalars
 
@@ -28,25 +28,24 @@ reproducibility: {experiment_seed: 7}
 """
 
 
-def test_trial_of_determined_trains_on_two_slots(tmp_path: Path) -> None:
+def test_trial_of_determined_trains_on_two_slots(one_agent: Cluster, tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()
     (code / "model_def.py").write_text(MNIST)
     (code / "exp.yaml").write_text(_CONFIG)
-    with running_cluster(tmp_path / "cluster", agents=1, slots=2) as cluster:
-        done = cluster.run("experiment", "create", "-f", code / "exp.yaml", code, "--json", seconds=180)
-        view = json.loads(done.stdout)
-        assert view["experiment"]["outcome"] == "COMPLETED", done.stdout
-        number, latest = view["experiment"]["id"], view["trials"][0]["trial"]["latest_checkpoint_id"]
-        lines = cluster.run("experiment", "metrics", str(number), "--json").stdout.splitlines()
-        points = [json.loads(line)["point"] for line in lines]
-        assert {point["group"] for point in points} == {"training", "validation", "profiling"}
-        accuracies = [point["metrics"]["accuracy"] for point in points if point["group"] == "validation"]
-        assert accuracies[-1] > 0.8
-        [checkpoint] = cluster.folder.rglob(f"checkpoints/{latest}")
-        assert load_checkpoint(checkpoint)["callbacks"] == {"epochs": {"seen": [0, 1]}}
-        [folder] = cluster.folder.rglob(f"tensorboard/{number}.1")
-        assert 16 in read_scalars(folder)["training/loss"]
+    done = one_agent.run("experiment", "create", "-f", code / "exp.yaml", code, "--json", seconds=180)
+    view = json.loads(done.stdout)
+    assert view["experiment"]["outcome"] == "COMPLETED", done.stdout
+    number, latest = view["experiment"]["id"], view["trials"][0]["trial"]["latest_checkpoint_id"]
+    lines = one_agent.run("experiment", "metrics", str(number), "--json").stdout.splitlines()
+    points = [json.loads(line)["point"] for line in lines]
+    assert {point["group"] for point in points} == {"training", "validation", "profiling"}
+    accuracies = [point["metrics"]["accuracy"] for point in points if point["group"] == "validation"]
+    assert accuracies[-1] > 0.8
+    [checkpoint] = one_agent.folder.rglob(f"checkpoints/{latest}")
+    assert load_checkpoint(checkpoint)["callbacks"] == {"epochs": {"seen": [0, 1]}}
+    [folder] = one_agent.folder.rglob(f"tensorboard/{number}.1")
+    assert 16 in read_scalars(folder)["training/loss"]
 
 
 _COUNTING = {
@@ -65,21 +64,23 @@ _TORCHRUN = (
 )
 
 
-def test_launcher_of_a_script_s_own_counts_over_two_machines(tmp_path: Path) -> None:
+def test_launcher_of_a_script_s_own_counts_over_two_machines(tmp_path: Path, warm_path: str) -> None:
     """And an error of one of its workers ends the trial by its name and kind. torchrun in a shell line counts as well,
-    and a line without a slot runs beside."""
+    and a line without a slot runs beside. The programs of the first trial start cold."""
     breaking = LAUNCHED.replace("x = 0\n", "x = 0\n    assert distributed.rank == 0, 'odd'\n")
     killing = LAUNCHED.replace("x = 0\n", "x = 0\n    distributed.rank == 0 or os.kill(os.getpid(), 9)\n")
     killing = killing.replace("return max(", "return min(").replace("import sys\n", "import os\nimport sys\n")
     sources = {"sound": LAUNCHED, "breaking": breaking, "killing": killing}
     trials = {}
-    torchrun = {**_COUNTING, "entrypoint": _TORCHRUN}
+    warm = {"environment": {"environment_variables": [warm_path]}}
+    torchrun = {**_COUNTING, **warm, "entrypoint": _TORCHRUN}
     line = {**_COUNTING, "entrypoint": "echo $DET_SLOT_IDS $DET_MASTER", "resources": {"slots_per_trial": 0}}
     with running_cluster(tmp_path / "cluster", agents=2, slots=1) as cluster, cluster.connect() as client:
         for name, source in sources.items():
             (tmp_path / name).mkdir()
             (tmp_path / name / "4_distributed.py").write_text(source)
-            created = client.create_experiment(yaml.safe_dump(_COUNTING), tmp_path / name)
+            config = _COUNTING if name == "sound" else {**_COUNTING, **warm}
+            created = client.create_experiment(yaml.safe_dump(config), tmp_path / name)
             trials[name] = client.wait_experiment(created.experiment.id, 120).trials[0].trial
         (tmp_path / "sound" / "4_distributed.py").write_text(DISTRIBUTED)
         counting = client.create_experiment(yaml.safe_dump(torchrun), tmp_path / "sound").experiment.id

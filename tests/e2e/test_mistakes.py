@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import yaml
 
 from gangline.login import HOME_VARIABLE
 from tests.support import warm_program
-from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster
 from tests.support.failing_trial import failing_config, failing_source
 from tests.support.gated_trial import wait_for
 from tests.support.warm_program import WarmPair
@@ -328,7 +328,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(two_agents: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("work")
     for name in ("code", "links", "large", "broken"):
         (folder / name).mkdir()
@@ -337,20 +337,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     (folder / "links" / "data").symlink_to("/nonexistent")
     with (folder / "large" / "data.bin").open("wb") as file:
         file.truncate(600 << 20)
-    with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        config = failing_config(slots=1, entrypoint="sleep 600")
-        with cluster.connect() as client:
-            ended, running = (client.create_experiment(config, folder / "code").experiment.id for _ in range(2))
-            client.kill_experiment(ended)
-            client.wait_experiment(ended, 60)
-            wait_for(lambda: str(client.get_experiment(running).experiment.state) == "RUNNING", "a running one")
-        words = {
-            "$ADDRESS": cluster.login.address,
-            "$HTTP": cluster.login.http_address,
-            "$ENDED": str(ended),
-            "$RUNNING": str(running),
-        }
-        yield Place(cluster, folder, words)
+    config = failing_config(slots=1, entrypoint="sleep 600")
+    with two_agents.connect() as client:
+        ended, running = (client.create_experiment(config, folder / "code").experiment.id for _ in range(2))
+        client.kill_experiment(ended)
+        client.wait_experiment(ended, 60)
+        wait_for(lambda: str(client.get_experiment(running).experiment.state) == "RUNNING", "a running one")
+    words = {
+        "$ADDRESS": two_agents.login.address,
+        "$HTTP": two_agents.login.http_address,
+        "$ENDED": str(ended),
+        "$RUNNING": str(running),
+    }
+    return Place(two_agents, folder, words)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)

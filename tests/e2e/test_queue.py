@@ -12,14 +12,13 @@ import pytest
 
 from gangline.client import Client
 from gangline.domain.state import Outcome, ReasonCode, State
-from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster import Cluster
 from tests.support.gated_trial import NUM_BATCHES, Gate, wait_for
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("queue"), agents=2, slots=2) as running:
-        yield running
+def cluster(two_agents: Cluster) -> Cluster:
+    return two_agents
 
 
 @pytest.fixture
