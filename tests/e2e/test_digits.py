@@ -19,7 +19,8 @@ from tests.support.gated_trial import wait_for
 from tests.support.source import ROOT
 
 DIGITS = ROOT / "examples" / "digits"
-NUM_BATCHES = 220
+# Less than the configuration says. tests/e2e/test_quickstart.py trains all of it.
+EPOCHS, NUM_BATCHES = 4, 88
 # The example prints nothing by itself. It trains once it has been looked at.
 PRINT = """
 import os
@@ -60,18 +61,14 @@ class Watcher(threading.Thread):
 
     def run(self) -> None:
         try:
-            wait_for(self._has_seen, "a running task", 60)
+            with self._cluster.connect() as client:
+                wait_for(lambda: any(task.allocation for task in client.list_tasks()), "a running task", 60)
+            self.tasks = self._cluster.read("task", "list")
+            self.agents = self._cluster.read("agent", "list")
+            self.slots = self._cluster.read("slot", "list")
+            self.status = self._cluster.read("status")
         finally:
             self.gate.touch()
-
-    def _has_seen(self) -> bool:
-        self.tasks = self._cluster.read("task", "list")
-        if not self.tasks or self.tasks[0]["allocation"] is None:
-            return False
-        self.agents = self._cluster.read("agent", "list")
-        self.slots = self._cluster.read("slot", "list")
-        self.status = self._cluster.read("status")
-        return True
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +82,8 @@ def view(cluster: Cluster, watcher: Watcher, tmp_path_factory: pytest.TempPathFa
     code = tmp_path_factory.mktemp("code")
     (code / "model_def.py").write_text((DIGITS / "model_def.py").read_text() + PRINT.format(gate=str(watcher.gate)))
     watcher.start()
-    done = cluster.run("experiment", "create", "-f", DIGITS / "distributed.yaml", code, "--json", seconds=180)
+    length = ("--config", f"searcher.max_length.epochs={EPOCHS}")
+    done = cluster.run("experiment", "create", "-f", DIGITS / "distributed.yaml", code, *length, "--json", seconds=180)
     watcher.join(60)
     experiment_view: dict[str, Any] = json.loads(done.stdout)
     return experiment_view
@@ -106,7 +104,7 @@ def get(cluster: Cluster, path: str, **query: object) -> Any:
 def test_it_completes_and_reads_the_digits(view: dict[str, Any]) -> None:
     [trial] = view["trials"]
     assert (view["experiment"]["outcome"], trial["trial"]["attempts"]) == ("COMPLETED", 1)
-    assert trial["validation"]["metrics"]["accuracy"] >= 0.95
+    assert trial["validation"]["metrics"]["accuracy"] >= 0.9
     assert trial["trial"]["batches_completed"] == NUM_BATCHES
     timeline = [value for name, value in trial["trial"]["timeline"].items()]
     assert timeline == sorted(timeline)

@@ -66,7 +66,7 @@ from gangline import alias
 alias.install()
 from determined.experimental import client
 
-exp = client.create_experiment(config="examples/digits/const.yaml", model_dir="examples/digits")
+exp = client.create_experiment(config="short.yaml", model_dir="examples/digits")
 for line in exp.await_first_trial().logs(follow=True):
     pass
 print(exp.wait())
@@ -80,6 +80,9 @@ print(max(report.metrics["accuracy"] for report in reports) == accuracy)
 
 def test_program_of_determined_runs_unchanged(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    config = (ROOT / "examples" / "digits" / "const.yaml").read_text()
+    assert "epochs: 10\n" in config
+    (tmp_path / "short.yaml").write_text(config.replace("epochs: 10\n", "epochs: 4\n"))
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM_OF_DETERMINED], cwd=tmp_path,
         env={**os.environ, HOME_VARIABLE: str(cluster.home)}, capture_output=True, text=True, timeout=240, check=False,
