@@ -13,7 +13,7 @@ T = TypeVar("T")
 def pause(began_at: float) -> float:
     """Returns the seconds until the next look at a condition: more, the longer it did not hold, so that those who wait
     take little from those they wait for. began_at: in time.monotonic()."""
-    return min(0.1, 0.01 + 0.05 * (time.monotonic() - began_at))
+    return min(0.25, 0.01 + 0.05 * (time.monotonic() - began_at))
 
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:

@@ -9,8 +9,7 @@ import resource
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from gangline.local.lock import is_locked
 from gangline.local.shutdown import find_cluster_processes
 from gangline.login import HOME_VARIABLE, Login
 from tests.support.cluster import COMMAND, UP_SECONDS, Cluster, run_gangline, running_cluster
+from tests.support.gated_trial import wait_for
 
 RESTART_SECONDS = 30.0
 
@@ -35,13 +35,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def gangline(home: Path, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return run_gangline(arguments, {**os.environ, HOME_VARIABLE: str(home), **environment}, 120)
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = RESTART_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
-        time.sleep(0.05)
 
 
 def last_error(done: subprocess.CompletedProcess[str]) -> str:
@@ -129,8 +122,8 @@ def last_warning(done: subprocess.CompletedProcess[str]) -> str:
 def test_killed_service_comes_back_on_the_same_ports(cluster: Cluster, name: str) -> None:
     before = cluster.service(name)
     os.kill(before.pid, signal.SIGKILL)
-    until(lambda: cluster.service(name).restarts > before.restarts, f"the restart of {name}")
-    until(lambda: cluster.service(name).state == "running", f"{name} serving again")
+    wait_for(lambda: cluster.service(name).restarts > before.restarts, f"the restart of {name}", RESTART_SECONDS)
+    wait_for(lambda: cluster.service(name).state == "running", f"{name} serving again", RESTART_SECONDS)
     after = cluster.service(name)
     assert after.pid != before.pid
     assert after.addresses == before.addresses
@@ -141,7 +134,7 @@ def test_killed_service_comes_back_on_the_same_ports(cluster: Cluster, name: str
             cluster_view = client.get_cluster()
             return cluster_view.leader is not None and cluster_view.num_agents == 2
 
-        until(is_whole, f"a whole cluster after the death of {name}")
+        wait_for(is_whole, f"a whole cluster after the death of {name}", RESTART_SECONDS)
 
 
 def test_supervisor_outlives_a_disk_that_takes_no_writes(cluster: Cluster) -> None:
@@ -157,7 +150,7 @@ def test_supervisor_outlives_a_disk_that_takes_no_writes(cluster: Cluster) -> No
             started.update(agent_processes(cluster, "agent-1"))
             return len(started - {agent.pid}) >= 2
 
-        until(is_started_twice, "the second restart of agent-1")
+        wait_for(is_started_twice, "the second restart of agent-1", RESTART_SECONDS)
         assert before.supervisor.is_alive()
         assert cluster.table() == before
         assert list(cluster.folder.glob(".processes.json.*")) == []
@@ -165,8 +158,8 @@ def test_supervisor_outlives_a_disk_that_takes_no_writes(cluster: Cluster) -> No
         assert line.split()[1] == "gone"
     finally:
         resource.prlimit(before.supervisor.pid, resource.RLIMIT_FSIZE, limits)
-    until(lambda: cluster.service("agent-1").restarts >= 2, "the table with the restarts of agent-1")
-    until(lambda: cluster.service("agent-1").state == "running", "agent-1 serving again")
+    wait_for(lambda: cluster.service("agent-1").restarts >= 2, "the restarts of agent-1 in the table", RESTART_SECONDS)
+    wait_for(lambda: cluster.service("agent-1").state == "running", "agent-1 serving again", RESTART_SECONDS)
     assert {entry.name: entry.pid for entry in cluster.table().services if entry.name != "agent-1"} == {
         entry.name: entry.pid for entry in before.services if entry.name != "agent-1"
     }
