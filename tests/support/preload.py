@@ -13,6 +13,8 @@ import importlib
 MODULES = (
     *("torch", "torch._dynamo", "torch._inductor.pattern_matcher", "gangline.pytorch", "gangline.rank.entrypoint"),
     *("pytest", "tests.support.once", "tests.support.points_trial"),
+    # The first report and the first checkpoint of a trial import these.
+    *("tensorboardX", "torch.utils.serialization", "fsspec.implementations.local"),
 )
 
 gc.disable()
