@@ -364,17 +364,25 @@ def _fork_templates(pair: Path) -> None:
 
 async def _start_template(template: Any, server: str) -> _ForkedTemplate:
     template._socket.unlink(missing_ok=True)
+    options = ["--socket", template.socket_path, "--preload", template._preload, *template._options]
     output = os.open(template._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        pid, parent = await asyncio.to_thread(fork_template, server, options, output, os.getpid())
+    finally:
+        os.close(output)
+    await asyncio.to_thread(await_shown, pid, template.socket_path)
+    return _ForkedTemplate(pid, parent)
+
+
+def fork_template(server: str, options: Sequence[str], output: int, place: int) -> tuple[int, int]:
+    """Returns the pid of a fork of the fork server that is a fork server itself, and a pipe: it ends when the last
+    process closes that. output: descriptor of its log."""
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     try:
-        pid = await asyncio.to_thread(
-            forkserver.fork,
+        pid = forkserver.fork(
             server,
             f"{__name__}:serve_template",
-            {
-                "options": ["--socket", template.socket_path, "--preload", template._preload, *template._options],
-                "place": os.getpid(),
-            },
+            {"options": options, "place": place},
             environment=os.environ,
             directory=str(Path.cwd()),
             fds=[read_end, output],
@@ -384,9 +392,7 @@ async def _start_template(template: Any, server: str) -> _ForkedTemplate:
         raise
     finally:
         os.close(read_end)
-        os.close(output)
-    await asyncio.to_thread(await_shown, pid, template.socket_path)
-    return _ForkedTemplate(pid, write_end)
+    return pid, write_end
 
 
 class _ForkedTemplate:

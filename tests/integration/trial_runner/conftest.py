@@ -13,24 +13,25 @@ import pytest
 
 from gangline.domain.allocation import ExitReport
 from gangline.v1 import runner_pb2
-from services.agent.allocations.launcher import RunnerProgram
 from services.agent.allocations.warm import spare_options
 from tests.support.runner_peers import GatewayPeer, SchedulerPeer
-from tests.support.runner_process import TOKEN, Host, Runner, WarmProcess, make_archive, make_spec
+from tests.support.runner_process import TOKEN, Host, Runner, make_archive, make_spec
+from tests.support.warm_program import WarmPair, folder
+from tests.support.warm_template import WarmTemplate
 
 
 @dataclass(frozen=True)
 class Templates:
-    runner: WarmProcess
-    rank: WarmProcess
+    runner: WarmTemplate
+    rank: WarmTemplate
 
 
 @pytest.fixture(scope="session")
 def templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Templates]:
-    folder = tmp_path_factory.mktemp("templates")
-    runner = WarmProcess(folder / "runner.sock", "services.trial_runner.program")
-    # As agents do. A rank that imports the training library by itself takes a second of a core.
-    rank = WarmProcess(folder / "rank.sock", ",".join(RunnerProgram().rank_preload), options=spare_options(2))
+    sockets = tmp_path_factory.mktemp("templates")
+    pair = WarmPair(folder())
+    runner = WarmTemplate(pair.services(), sockets / "runner.sock")
+    rank = WarmTemplate(pair.ranks(), sockets / "rank.sock", spare_options(2))
     yield Templates(runner, rank)
     runner.close()
     rank.close()

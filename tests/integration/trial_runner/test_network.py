@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,13 @@ import pytest
 from gangline.domain.allocation import ExitReport
 from gangline.domain.state import ExitKind
 from services.trial_runner.gang.network_probe import PROBE_SECONDS
-from tests.support import network
+from tests.support import network, warm_program
+from tests.support.namespace import held_namespaces
 from tests.support.network import DEAD_INTERFACE, LIVE_INTERFACE, HostNetwork
 from tests.support.runner_peers import GatewayPeer, SchedulerPeer
-from tests.support.runner_process import TOKEN, Host, Runner, WarmProcess, make_archive, make_spec
+from tests.support.runner_process import TOKEN, Host, Runner, make_archive, make_spec
+from tests.support.warm_program import WarmPair
+from tests.support.warm_template import WarmTemplate
 
 SCRIPT = """
 import os, torch, torch.distributed as dist
@@ -51,19 +55,19 @@ def hosts() -> Iterator[list[HostNetwork]]:
 
 
 @pytest.fixture(scope="module")
-def templates(hosts: list[HostNetwork]) -> Iterator[list[tuple[WarmProcess, WarmProcess]]]:
-    with tempfile.TemporaryDirectory(prefix="gl-") as folder:
-        made = [
-            (
-                WarmProcess(Path(folder) / f"runner{index}.sock", "services.trial_runner.program", host.enter),
-                WarmProcess(Path(folder) / f"rank{index}.sock", "torch,torch._dynamo", host.enter),
-            )
-            for index, host in enumerate(hosts)
-        ]
+def templates(hosts: list[HostNetwork]) -> Iterator[list[tuple[WarmTemplate, WarmTemplate]]]:
+    pair = WarmPair(warm_program.folder())
+    with ExitStack() as stack:
+        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gl-")))
+        made = []
+        for index, host in enumerate(hosts):
+            place = stack.enter_context(held_namespaces(host.enter))
+            runner = WarmTemplate(pair.services(), sockets / f"runner{index}.sock", place=place)
+            stack.callback(runner.close)
+            rank = WarmTemplate(pair.ranks(), sockets / f"rank{index}.sock", place=place)
+            stack.callback(rank.close)
+            made.append((runner, rank))
         yield made
-        for pair in made:
-            for process in pair:
-                process.close()
 
 
 def candidates(hosts: list[HostNetwork]) -> tuple[Candidate, Candidate]:
@@ -78,7 +82,7 @@ def _subnet_of(address: str) -> str:
 
 async def run_gang(
     hosts: list[HostNetwork],
-    templates: list[tuple[WarmProcess, WarmProcess]],
+    templates: list[tuple[WarmTemplate, WarmTemplate]],
     offered: list[Candidate],
     folder: Path,
     script: str = SCRIPT,
@@ -112,7 +116,7 @@ async def run_gang(
 
 
 async def test_the_network_that_reaches_everybody_is_chosen(
-    hosts: list[HostNetwork], templates: list[tuple[WarmProcess, WarmProcess]], tmp_path: Path
+    hosts: list[HostNetwork], templates: list[tuple[WarmTemplate, WarmTemplate]], tmp_path: Path
 ) -> None:
     reports, scheduler, gateway = await run_gang(hosts, templates, list(candidates(hosts)), tmp_path)
     assert [report.kind for report in reports] == [ExitKind.COMPLETED, ExitKind.COMPLETED], reports
@@ -124,7 +128,7 @@ async def test_the_network_that_reaches_everybody_is_chosen(
 
 
 async def test_the_store_listens_on_the_chosen_network_alone(
-    hosts: list[HostNetwork], templates: list[tuple[WarmProcess, WarmProcess]], tmp_path: Path
+    hosts: list[HostNetwork], templates: list[tuple[WarmTemplate, WarmTemplate]], tmp_path: Path
 ) -> None:
     reports, _, gateway = await run_gang(hosts, templates, list(candidates(hosts)), tmp_path, STORE_SCRIPT)
     assert [report.kind for report in reports] == [ExitKind.COMPLETED, ExitKind.COMPLETED], reports
@@ -135,7 +139,7 @@ async def test_the_store_listens_on_the_chosen_network_alone(
 
 
 async def test_without_a_working_network_both_hosts_the_interface_and_the_port_are_named(
-    hosts: list[HostNetwork], templates: list[tuple[WarmProcess, WarmProcess]], tmp_path: Path
+    hosts: list[HostNetwork], templates: list[tuple[WarmTemplate, WarmTemplate]], tmp_path: Path
 ) -> None:
     reports, _, _ = await run_gang(hosts, templates, [candidates(hosts)[0]], tmp_path)
     assert [report.kind for report in reports] == [ExitKind.NETWORK, ExitKind.NETWORK]
