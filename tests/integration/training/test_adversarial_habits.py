@@ -24,7 +24,8 @@ from tests.support.folder_work import in_folder
 from tests.support.gang import run_gang
 
 WIDTH = 6
-NUM_BATCHES = 8
+# Of each of the two models.
+NUM_STEPS = 2
 INPUTS = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(3)).double()
 
 
@@ -110,7 +111,8 @@ class Game(pytorch.PyTorchTrial):
     def build_training_data_loader(self) -> pytorch.DataLoader:
         return pytorch.DataLoader(TensorDataset(self.inputs), batch_size=self.context.get_per_slot_batch_size())
 
-    build_validation_data_loader = build_training_data_loader
+    def build_validation_data_loader(self) -> pytorch.DataLoader:
+        return pytorch.DataLoader(TensorDataset(self.inputs[:4]), batch_size=4)
 
     def clear(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if self.clears == "optimizer":
@@ -154,7 +156,8 @@ def play(parallelism: str, optimizations: dict[str, Any], more: dict[str, Any] |
     config = {"scheduling_unit": 100, "parallelism": parallelism, "optimizations": optimizations, **(more or {})}
     with pytorch.init(hparams={"global_batch_size": 16}, exp_conf=config) as context:
         trial: Game = kind(context)
-        pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(NUM_BATCHES), checkpoint_policy="none")
+        num_batches = NUM_STEPS * context.setting.optimizations.aggregation_frequency
+        pytorch.Trainer(trial, context).fit(max_length=pytorch.Batch(num_batches), checkpoint_policy="none")
         states = [context.get_full_model_state(net) for net in (trial.judge, trial.maker)]
     return {f"{index} {name}": value for index, state in enumerate(states) for name, value in state.items()}
 
@@ -175,7 +178,7 @@ def play_plain(frequency: int) -> State:
             parameter.grad = sums.pop(parameter)
         optimizers[net].step()
 
-    for number in range(NUM_BATCHES):
+    for number in range(NUM_STEPS * frequency):
         start = number % 4 * 16
         real, is_step = INPUTS[start : start + 16], (number + 1) % frequency == 0
         fake = maker(real.flip(1))
