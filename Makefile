@@ -23,7 +23,7 @@ test: setup ## Run all tests; ARGS="tests/unit -k name" narrows it down
 mutants: setup ## Plant small defects and show those that no test notices; ARGS="20 --seed 7" chooses how many and which
 	@$(PYTHON_OF_VENV) scripts/mutants.py $(ARGS)
 
-check: setup ## Format, lint, types, layers, protos, size and the table of folders
+check: setup ## Format, lint, types, layers, protos, size and the generated pages
 	@$(PYTHON_OF_VENV) scripts/check.py $(ARGS)
 
 format: setup ## Write all Python files as the formatter wants them
@@ -32,8 +32,9 @@ format: setup ## Write all Python files as the formatter wants them
 protos: setup ## Generate gangline/v1 from protos/
 	@scripts/generate_protos .
 
-async-client: setup ## Write the asynchronous client of the SDK from the one that blocks
+async-client: setup ## Write the asynchronous client of the SDK, and the page of its methods, from the one that blocks
 	@$(PYTHON_OF_VENV) scripts/generate_async_client.py
+	@$(PYTHON_OF_VENV) -m scripts.method_table
 
 folders: setup ## Write docs/design/folders.md from the docstrings of the packages
 	@$(PYTHON_OF_VENV) scripts/folder_table.py

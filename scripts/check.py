@@ -1,4 +1,4 @@
-"""Runs all checks that need no running services: format, lint, types, layers, protos, size, the table of folders.
+"""Runs all checks that need no running services: format, lint, types, layers, protos, size, the generated pages.
 
 Each check is a list of commands. Checks run two at a time, and only a failing one shows its output. Called by `make
 check`; names of checks as arguments run only those.
@@ -32,7 +32,10 @@ CHECKS: dict[str, list[list[str]]] = {
     "lint": [["ruff", "check", "."], ["bash", "-n", *SHELL_SCRIPTS]],
     "layers": [["lint-imports", "--no-logo"], ["pytest", "-q", "tests/unit/test_layers.py"]],
     "size": [["pytest", "-q", "tests/unit/test_size.py", "tests/unit/test_fields.py"]],
-    "folders": [["python", "scripts/folder_table.py", "--check"]],
+    "pages": [
+        ["python", "scripts/folder_table.py", "--check"],
+        ["python", "-m", "scripts.method_table", "--check"],
+    ],
     "protos": [["buf", "lint"], ["buf", "breaking", "--against", "protos/released.binpb"]],
 }
 

@@ -65,6 +65,7 @@ class AsyncClusterCalls:
         return (await self._connection.call(self._stub.GetSnapshot, request)).snapshot_json
 
     async def list_agents(self) -> list[AgentView]:
+        """Returns the agents with their slots and what runs there."""
         answer = await self._connection.call(self._stub.ListAgents, pb.ListAgentsRequest())
         return [from_proto(AgentView, message) for message in answer.agents]
 
@@ -211,6 +212,7 @@ class AsyncClusterCalls:
         return from_proto(UsageReport, (await self._connection.call(self._stub.GetUsage, request)).report)
 
     async def get_cluster(self) -> ClusterView:
+        """Returns the cluster: its leader, its services, the health of etcd, and the numbers of its slots."""
         return from_proto(ClusterView, await self._connection.call(self._stub.GetCluster, pb.GetClusterRequest()))
 
     async def _set(

@@ -72,6 +72,7 @@ class AsyncCreationCalls(AsyncProjectMethods, AsyncUserMethods):
         return from_proto(Experiment, matches[0])
 
     async def get_experiment(self, experiment_id: int) -> ExperimentView:
+        """Returns an experiment with its trials. Raises GanglineError `experiment.not_found`."""
         answer = await self._connection.call(
             self._stub.GetExperiment, pb.GetExperimentRequest(experiment_id=experiment_id)
         )

@@ -6,6 +6,7 @@ Written by scripts/generate_async_client.py from project.py. Change that file, t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypedDict, Unpack
 
 from gangline.client.async_cluster_calls import AsyncClusterCalls
 from gangline.client.call_message import new_request_id
@@ -28,9 +29,17 @@ from gangline.v1 import gateway_pb2, project_pb2
 _NO_CHANGE = ProjectChange()
 
 
+class HomeSettings(TypedDict, total=False):
+    """What experiments of a workspace or a project take where their own configuration leaves it open. An absent setting
+    stays as it is, and an empty text unsets it."""
+
+    resource_pool: str | None
+    checkpoint_storage: str | None  # the section of a configuration, as YAML or JSON
+    template: str | None  # the template of experiments that name none
+
+
 class AsyncProjectMethods(AsyncClusterCalls):
-    """Base of Client. A change of None leaves a value as it is, and an empty text unsets
-    a default. checkpoint_storage: the section of a configuration, as YAML or JSON.
+    """Base of Client. A change of None leaves a value as it is.
 
     Changes raise GanglineError `workspace.*`, `project.*`, `template.*`, and `auth.not_owner` for users who are neither
     the owner nor administrators.
@@ -79,44 +88,38 @@ class AsyncProjectMethods(AsyncClusterCalls):
         return [(from_proto(Experiment, message), by_id.get(message.id)) for message in answer.experiments]
 
     async def list_workspaces(self) -> list[WorkspaceView]:
+        """Returns all workspaces, by name."""
         answer = await self._connection.call(self._stub.ListWorkspaces, project_pb2.ListWorkspacesRequest())
         return [from_proto(WorkspaceView, message) for message in answer.workspaces]
 
     async def find_workspace(self, name: str) -> WorkspaceView:
-        """Raises GanglineError `workspace.not_found`, with the nearest name."""
+        """Returns a workspace. Raises GanglineError `workspace.not_found`, with the nearest name."""
         views = {view.workspace.name: view for view in await self.list_workspaces()}
         return views[_find(WORKSPACE, name, (view.workspace for view in views.values())).name]
 
     async def create_workspace(
-        self,
-        name: str,
-        *,
-        resource_pool: str | None = None,
-        checkpoint_storage: str | None = None,
-        template: str | None = None,
-        request_id: str | None = None,
+        self, name: str, *, request_id: str | None = None, **settings: Unpack[HomeSettings]
     ) -> Workspace:
-        change = ProjectChange(name, None, resource_pool, _storage(checkpoint_storage), template)
-        return await self._change_workspace(ProjectAction.CREATE, name, request_id, change)
+        """Creates a workspace. settings: as in `HomeSettings`."""
+        return await self._change_workspace(ProjectAction.CREATE, name, request_id, _change_of(name, **settings))
 
     async def edit_workspace(
         self,
         name: str,
         *,
         new_name: str | None = None,
-        resource_pool: str | None = None,
-        checkpoint_storage: str | None = None,
-        template: str | None = None,
         request_id: str | None = None,
+        **settings: Unpack[HomeSettings],
     ) -> Workspace:
-        change = ProjectChange(new_name, None, resource_pool, _storage(checkpoint_storage), template)
-        return await self._change_workspace(ProjectAction.EDIT, name, request_id, change)
+        """Changes a workspace. settings: as in `HomeSettings`."""
+        return await self._change_workspace(ProjectAction.EDIT, name, request_id, _change_of(new_name, **settings))
 
     async def archive_workspace(self, name: str, request_id: str | None = None) -> Workspace:
         """Keeps new experiments out of all of its projects."""
         return await self._change_workspace(ProjectAction.ARCHIVE, name, request_id)
 
     async def unarchive_workspace(self, name: str, request_id: str | None = None) -> Workspace:
+        """Lets new experiments into its projects again."""
         return await self._change_workspace(ProjectAction.UNARCHIVE, name, request_id)
 
     async def delete_workspace(self, name: str, request_id: str | None = None) -> None:
@@ -130,7 +133,7 @@ class AsyncProjectMethods(AsyncClusterCalls):
         return [from_proto(ProjectView, message) for message in answer.projects]
 
     async def find_project(self, workspace: str, name: str) -> ProjectView:
-        """Raises GanglineError `workspace.not_found` or `project.not_found`, with the nearest name."""
+        """Returns a project. Raises GanglineError `workspace.not_found`, `project.not_found`, with the nearest name."""
         views = {view.project.name: view for view in await self.list_projects(workspace)}
         parent = (await self.find_workspace(workspace)).workspace
         return views[_find(PROJECT, name, (view.project for view in views.values()), parent).name]
@@ -141,12 +144,11 @@ class AsyncProjectMethods(AsyncClusterCalls):
         name: str,
         *,
         description: str | None = None,
-        resource_pool: str | None = None,
-        checkpoint_storage: str | None = None,
-        template: str | None = None,
         request_id: str | None = None,
+        **settings: Unpack[HomeSettings],
     ) -> Project:
-        change = ProjectChange(name, description, resource_pool, _storage(checkpoint_storage), template)
+        """Creates a project. settings: as in `HomeSettings`."""
+        change = _change_of(name, description, **settings)
         return await self._change_project(ProjectAction.CREATE, workspace, name, request_id, change)
 
     async def edit_project(
@@ -156,12 +158,11 @@ class AsyncProjectMethods(AsyncClusterCalls):
         *,
         new_name: str | None = None,
         description: str | None = None,
-        resource_pool: str | None = None,
-        checkpoint_storage: str | None = None,
-        template: str | None = None,
         request_id: str | None = None,
+        **settings: Unpack[HomeSettings],
     ) -> Project:
-        change = ProjectChange(new_name, description, resource_pool, _storage(checkpoint_storage), template)
+        """Changes a project. settings: as in `HomeSettings`."""
+        change = _change_of(new_name, description, **settings)
         return await self._change_project(ProjectAction.EDIT, workspace, name, request_id, change)
 
     async def archive_project(self, workspace: str, name: str, request_id: str | None = None) -> Project:
@@ -169,10 +170,11 @@ class AsyncProjectMethods(AsyncClusterCalls):
         return await self._change_project(ProjectAction.ARCHIVE, workspace, name, request_id)
 
     async def unarchive_project(self, workspace: str, name: str, request_id: str | None = None) -> Project:
+        """Lets new experiments into it again."""
         return await self._change_project(ProjectAction.UNARCHIVE, workspace, name, request_id)
 
     async def delete_project(self, workspace: str, name: str, request_id: str | None = None) -> None:
-        """Raises GanglineError `project.not_empty` while experiments are in it."""
+        """Deletes it. Raises GanglineError `project.not_empty` while experiments are in it."""
         await self._change_project(ProjectAction.DELETE, workspace, name, request_id)
 
     async def move_to_project(self, experiment_id: int, project_id: int, request_id: str | None = None) -> Experiment:
@@ -183,11 +185,12 @@ class AsyncProjectMethods(AsyncClusterCalls):
         return from_proto(Experiment, (await self._connection.call(self._stub.MoveExperiment, request)).experiment)
 
     async def list_templates(self) -> list[Template]:
+        """Returns all templates, by name."""
         answer = await self._connection.call(self._stub.ListTemplates, project_pb2.ListTemplatesRequest())
         return [from_proto(Template, message) for message in answer.templates]
 
     async def find_template(self, name: str) -> Template:
-        """Raises GanglineError `template.not_found`, with the nearest name."""
+        """Returns a template. Raises GanglineError `template.not_found`, with the nearest name."""
         return _find(TEMPLATE, name, await self.list_templates())
 
     async def set_template(self, name: str, config_text: str, request_id: str | None = None) -> Template:
@@ -257,6 +260,18 @@ def _find(kind: NamedKind[N], name: str, records: Iterable[N], parent: Workspace
     from gangline.config.layer.lookup import find_named  # noqa: PLC0415 - loads pydantic
 
     return find_named(kind, name, records, parent)
+
+
+def _change_of(
+    name: str | None,
+    description: str | None = None,
+    *,
+    resource_pool: str | None = None,
+    checkpoint_storage: str | None = None,
+    template: str | None = None,
+) -> ProjectChange:
+    """Raises TypeError for a setting that there is not."""
+    return ProjectChange(name, description, resource_pool, _storage(checkpoint_storage), template)
 
 
 def _storage(section: str | None) -> str | None:

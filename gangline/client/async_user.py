@@ -74,6 +74,7 @@ class AsyncUserMethods(AsyncClusterCalls):
         return await self._update_user(name, UserChange(new_name, display_name, is_admin), request_id)
 
     async def activate_user(self, name: str, request_id: str | None = None) -> UserView:
+        """Lets a deactivated user log in and call again."""
         return await self._update_user(name, UserChange(is_active=True), request_id)
 
     async def deactivate_user(self, name: str, request_id: str | None = None) -> UserView:

@@ -66,6 +66,7 @@ class ClusterCalls:
         return self._connection.call(self._stub.GetSnapshot, request).snapshot_json
 
     def list_agents(self) -> list[AgentView]:
+        """Returns the agents with their slots and what runs there."""
         answer = self._connection.call(self._stub.ListAgents, pb.ListAgentsRequest())
         return [from_proto(AgentView, message) for message in answer.agents]
 
@@ -210,6 +211,7 @@ class ClusterCalls:
         return from_proto(UsageReport, self._connection.call(self._stub.GetUsage, request).report)
 
     def get_cluster(self) -> ClusterView:
+        """Returns the cluster: its leader, its services, the health of etcd, and the numbers of its slots."""
         return from_proto(ClusterView, self._connection.call(self._stub.GetCluster, pb.GetClusterRequest()))
 
     def _set(self, agent_id: str, slot_ids: Sequence[str], availability: Availability, request_id: str | None) -> Agent:

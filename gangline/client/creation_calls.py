@@ -73,6 +73,7 @@ class CreationCalls(ProjectMethods, UserMethods):
         return from_proto(Experiment, matches[0])
 
     def get_experiment(self, experiment_id: int) -> ExperimentView:
+        """Returns an experiment with its trials. Raises GanglineError `experiment.not_found`."""
         answer = self._connection.call(self._stub.GetExperiment, pb.GetExperimentRequest(experiment_id=experiment_id))
         return from_proto(ExperimentView, answer.view)
 

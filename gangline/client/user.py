@@ -75,6 +75,7 @@ class UserMethods(ClusterCalls):
         return self._update_user(name, UserChange(new_name, display_name, is_admin), request_id)
 
     def activate_user(self, name: str, request_id: str | None = None) -> UserView:
+        """Lets a deactivated user log in and call again."""
         return self._update_user(name, UserChange(is_active=True), request_id)
 
     def deactivate_user(self, name: str, request_id: str | None = None) -> UserView:

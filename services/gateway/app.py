@@ -31,6 +31,7 @@ from services.gateway.http import (
 )
 from services.gateway.http.admission import Admission
 from services.gateway.http.description import complete
+from services.gateway.http.model import BODY_EXAMPLES
 from services.gateway.http.problem import add_problem_handlers
 from services.gateway.http.tunnel.proxy import Proxy
 from services.gateway.http.tunnel.upgrade import Upgrades
@@ -68,7 +69,7 @@ def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
 def _describe(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        app.openapi_schema = complete(schema)
+        app.openapi_schema = complete(schema, BODY_EXAMPLES)
     return app.openapi_schema
 
 

@@ -274,7 +274,7 @@ async def delete_experiment(experiment_id: model.Int64, cases: Cases) -> Deletio
     return DeletionAnswer.model_validate({"experiment": experiment})
 
 
-class ContinueBody(model.Body):
+class ContinueBody(model.Body, example={"overrides": {"searcher.max_length.batches": 2000}}):
     """Continues an experiment, with other code if one of codeArchive and codeSha256 is given."""
 
     # new values of the configuration by dotted keys, such as {"searcher.max_length.batches": 200}

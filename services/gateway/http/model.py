@@ -21,8 +21,20 @@ INT64_MAX = 2**63 - 1
 Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
 
 
+# By the name of a request body.
+BODY_EXAMPLES: dict[str, Any] = {}
+
+
 class Body(Described):
+    """The base of request bodies. A body that a route takes as a whole names its example, which the OpenAPI document
+    shows: `class UserBody(Body, example={...})`."""
+
     model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True)
+
+    def __init_subclass__(cls, *, example: Any = None) -> None:
+        if example is not None:
+            assert cls.__name__ not in BODY_EXAMPLES
+            BODY_EXAMPLES[cls.__name__] = example
 
 
 class Experiment(
@@ -228,11 +240,18 @@ class ClusterView(Answer, record=view.ClusterView):
     etcd: EtcdHealth  # health as this gateway sees it
 
 
-class DeleteCheckpoints(Body):
+class DeleteCheckpoints(Body, example={"checkpointUuids": ["2b1b6f4e-0d0a-4c1c-9a55-9f0c0a8f1d11"]}):
     checkpoint_uuids: list[str]
 
 
-class CreateExperiment(Body):
+class CreateExperiment(
+    Body,
+    example={
+        "config": "name: digits\nentrypoint: python3 train.py\nsearcher: {name: single, metric: loss}\n",
+        "codeSha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        "requestId": "create-digits-1",
+    },
+):
     """Creates an experiment. The code is given as one of codeArchive and codeSha256."""
 
     config: str | dict[str, Any]  # YAML as text, or the same as a JSON object
@@ -245,7 +264,13 @@ class CreateExperiment(Body):
     activate: bool = True  # false creates it PAUSED
 
 
-class PreviewSearch(Body):
+class PreviewSearch(
+    Body,
+    example={
+        "config": "entrypoint: python3 train.py\nsearcher: {name: single, metric: loss}\n",
+        "limit": 5,
+    },
+):
     """Asks for a preview."""
 
     config: str | dict[str, Any]  # YAML as text, or the same as a JSON object

@@ -83,7 +83,7 @@ class Done(Answer):
     pass
 
 
-class WorkspaceBody(Body):
+class WorkspaceBody(Body, example={"name": "lab"}):
     """Absent fields stay as they are. An empty text, or an empty object, unsets a default."""
 
     name: str | None = None
@@ -92,7 +92,7 @@ class WorkspaceBody(Body):
     default_template: str | None = None
 
 
-class ProjectBody(Body):
+class ProjectBody(Body, example={"name": "vision"}):
     """As for a workspace."""
 
     name: str | None = None
@@ -102,12 +102,12 @@ class ProjectBody(Body):
     default_template: str | None = None
 
 
-class TemplateBody(Body):
+class TemplateBody(Body, example={"config": "resources: {slots_per_trial: 4}\n"}):
     config: str | dict[str, Any]  # YAML as text, or the same as a JSON object
     name: str | None = None
 
 
-class MoveBody(Body):
+class MoveBody(Body, example={"destinationProjectId": 2}):
     destination_project_id: Int64
     experiment_id: Int64 | None = None
 

@@ -49,7 +49,7 @@ class RetentionPolicyPatch(Body):
     metric_retention_days: int | None = None  # -1 keeps metrics for ever
 
 
-class PatchExperiment(Body):
+class PatchExperiment(Body, example={"name": "digits, long", "labels": ["night"]}):
     """Changes resources, what the experiment keeps, or texts and labels. Absent fields stay."""
 
     resources: ResourcePatch | None = None
@@ -108,13 +108,13 @@ class QueueUpdate(Body):
         return ResourceChange(self.priority, self.weight)
 
 
-class UpdateJobQueue(Body):
+class UpdateJobQueue(Body, example={"updates": [{"jobId": 1, "priority": 10}]}):
     """Applies the changes one after another, in this order, up to the first that is refused."""
 
     updates: list[QueueUpdate] = Field(min_length=1)
 
 
-class Disable(Body):
+class Disable(Body, example={"drain": True}):
     """Disables an agent or a slot."""
 
     drain: bool = False  # lets work that runs there continue to its end

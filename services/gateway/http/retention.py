@@ -24,7 +24,7 @@ class PolicyQuery:
     save_trial_latest: Annotated[model.Int64 | None, Query(alias="saveTrialLatest")] = None
 
 
-class RetainLogs(model.Body):
+class RetainLogs(model.Body, example={"numDays": 30}):
     num_days: int  # days after the end of each trial; -1 keeps the logs for ever
 
 

@@ -14,7 +14,7 @@ from services.gateway.http.route import ERRORS, Route
 router = APIRouter(prefix="/api/v1", tags=["trials"], route_class=Route, responses=ERRORS)
 
 
-class ProfileTrial(Body):
+class ProfileTrial(Body, example={"batches": 10}):
     batches: int = Field(default=10, description=f"1 to {trace.MOST_BATCHES}")
 
 

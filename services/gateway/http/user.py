@@ -58,13 +58,13 @@ class NewUser(Body):
     display_name: str = ""
 
 
-class NewUserBody(Body):
+class NewUserBody(Body, example={"user": {"username": "ann"}, "password": "a-good-password"}):
     user: NewUser
     password: str = ""  # empty for a user who has tokens alone
     is_hashed: bool = False  # whether the password is hashed as Determined's client hashes it
 
 
-class UserBody(Body):
+class UserBody(Body, example={"displayName": "Ann"}):
     """Absent fields stay as they are."""
 
     username: str | None = None
@@ -75,13 +75,13 @@ class UserBody(Body):
     is_hashed: bool = False  # whether the password is hashed as Determined's client hashes it
 
 
-class NewTokenBody(Body):
+class NewTokenBody(Body, example={"description": "nightly", "lifespan": "720h"}):
     user_id: Int64 | None = None  # absent for the caller
     description: str = ""
     lifespan: str = ""  # such as "720h", the default, or "-1" for a token without end
 
 
-class TokenBody(Body):
+class TokenBody(Body, example={"setRevoked": True}):
     set_revoked: bool  # true; a token stays revoked
 
 
