@@ -25,6 +25,7 @@ SOURCES = (
     "experiment_calls",
     "handle",
     "project",
+    "saved_view",
     "session",
     "user",
 )
@@ -39,6 +40,7 @@ NAMES = {
     "CreationCalls": "AsyncCreationCalls",
     "ExperimentCalls": "AsyncExperimentCalls",
     "ProjectMethods": "AsyncProjectMethods",
+    "SavedViewMethods": "AsyncSavedViewMethods",
     "UserMethods": "AsyncUserMethods",
     "Connection": "AsyncConnection",
     "Iterator": "AsyncIterator",

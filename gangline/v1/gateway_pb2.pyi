@@ -2219,3 +2219,202 @@ class ConnectTaskResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["data", b"data"]) -> None: ...
 
 Global___ConnectTaskResponse: typing_extensions.TypeAlias = ConnectTaskResponse
+
+@typing.final
+class SavedView(google.protobuf.message.Message):
+    """A view of a list, which a user keeps under a name. Everybody who knows the id may read it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    LIST_NAME_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    OWNER_ID_FIELD_NUMBER: builtins.int
+    CONTENT_JSON_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    CREATED_AT_FIELD_NUMBER: builtins.int
+    UPDATED_AT_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    list_name: builtins.str
+    """The list that it shows, such as "experiments"."""
+    name: builtins.str
+    """Of one view of its owner and list only."""
+    owner_id: builtins.int
+    """0 for the cluster itself."""
+    content_json: builtins.str
+    """A JSON object of at most 16 KiB."""
+    version: builtins.int
+    """Counts the changes, from 1."""
+    created_at: builtins.float
+    updated_at: builtins.float
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        list_name: builtins.str = ...,
+        name: builtins.str = ...,
+        owner_id: builtins.int = ...,
+        content_json: builtins.str = ...,
+        version: builtins.int = ...,
+        created_at: builtins.float = ...,
+        updated_at: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content_json", b"content_json", "created_at", b"created_at", "id", b"id", "list_name", b"list_name", "name", b"name", "owner_id", b"owner_id", "updated_at", b"updated_at", "version", b"version"]) -> None: ...
+
+Global___SavedView: typing_extensions.TypeAlias = SavedView
+
+@typing.final
+class ListSavedViewsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LIST_NAME_FIELD_NUMBER: builtins.int
+    list_name: builtins.str
+    """Empty for all lists."""
+    def __init__(
+        self,
+        *,
+        list_name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["list_name", b"list_name"]) -> None: ...
+
+Global___ListSavedViewsRequest: typing_extensions.TypeAlias = ListSavedViewsRequest
+
+@typing.final
+class ListSavedViewsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VIEWS_FIELD_NUMBER: builtins.int
+    @property
+    def views(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SavedView]: ...
+    def __init__(
+        self,
+        *,
+        views: collections.abc.Iterable[Global___SavedView] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["views", b"views"]) -> None: ...
+
+Global___ListSavedViewsResponse: typing_extensions.TypeAlias = ListSavedViewsResponse
+
+@typing.final
+class GetSavedViewRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VIEW_ID_FIELD_NUMBER: builtins.int
+    view_id: builtins.str
+    def __init__(
+        self,
+        *,
+        view_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["view_id", b"view_id"]) -> None: ...
+
+Global___GetSavedViewRequest: typing_extensions.TypeAlias = GetSavedViewRequest
+
+@typing.final
+class GetSavedViewResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VIEW_FIELD_NUMBER: builtins.int
+    @property
+    def view(self) -> Global___SavedView: ...
+    def __init__(
+        self,
+        *,
+        view: Global___SavedView | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["view", b"view"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["view", b"view"]) -> None: ...
+
+Global___GetSavedViewResponse: typing_extensions.TypeAlias = GetSavedViewResponse
+
+@typing.final
+class CreateSavedViewRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    LIST_NAME_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    CONTENT_JSON_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    list_name: builtins.str
+    name: builtins.str
+    content_json: builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        list_name: builtins.str = ...,
+        name: builtins.str = ...,
+        content_json: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content_json", b"content_json", "list_name", b"list_name", "name", b"name", "request_id", b"request_id"]) -> None: ...
+
+Global___CreateSavedViewRequest: typing_extensions.TypeAlias = CreateSavedViewRequest
+
+@typing.final
+class CreateSavedViewResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VIEW_FIELD_NUMBER: builtins.int
+    @property
+    def view(self) -> Global___SavedView: ...
+    def __init__(
+        self,
+        *,
+        view: Global___SavedView | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["view", b"view"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["view", b"view"]) -> None: ...
+
+Global___CreateSavedViewResponse: typing_extensions.TypeAlias = CreateSavedViewResponse
+
+@typing.final
+class UpdateSavedViewRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    VIEW_ID_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    CONTENT_JSON_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    view_id: builtins.str
+    version: builtins.int
+    """The version from which the change is made."""
+    name: builtins.str
+    """Absent fields stay as they are."""
+    content_json: builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        view_id: builtins.str = ...,
+        version: builtins.int = ...,
+        name: builtins.str | None = ...,
+        content_json: builtins.str | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_content_json", b"_content_json", "_name", b"_name", "content_json", b"content_json", "name", b"name"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_content_json", b"_content_json", "_name", b"_name", "content_json", b"content_json", "name", b"name", "request_id", b"request_id", "version", b"version", "view_id", b"view_id"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_content_json", b"_content_json"]) -> typing.Literal["content_json"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_name", b"_name"]) -> typing.Literal["name"] | None: ...
+
+Global___UpdateSavedViewRequest: typing_extensions.TypeAlias = UpdateSavedViewRequest
+
+@typing.final
+class UpdateSavedViewResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VIEW_FIELD_NUMBER: builtins.int
+    @property
+    def view(self) -> Global___SavedView: ...
+    def __init__(
+        self,
+        *,
+        view: Global___SavedView | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["view", b"view"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["view", b"view"]) -> None: ...
+
+Global___UpdateSavedViewResponse: typing_extensions.TypeAlias = UpdateSavedViewResponse

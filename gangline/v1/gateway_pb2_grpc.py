@@ -306,6 +306,26 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_user__pb2.RevokeTokenRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_user__pb2.RevokeTokenResponse.FromString,
                 _registered_method=True)
+        self.ListSavedViews = channel.unary_unary(
+                '/gangline.v1.GatewayService/ListSavedViews',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.ListSavedViewsRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.ListSavedViewsResponse.FromString,
+                _registered_method=True)
+        self.GetSavedView = channel.unary_unary(
+                '/gangline.v1.GatewayService/GetSavedView',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.GetSavedViewRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.GetSavedViewResponse.FromString,
+                _registered_method=True)
+        self.CreateSavedView = channel.unary_unary(
+                '/gangline.v1.GatewayService/CreateSavedView',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.CreateSavedViewRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.CreateSavedViewResponse.FromString,
+                _registered_method=True)
+        self.UpdateSavedView = channel.unary_unary(
+                '/gangline.v1.GatewayService/UpdateSavedView',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.UpdateSavedViewRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.UpdateSavedViewResponse.FromString,
+                _registered_method=True)
         self.GetTaskAccess = channel.unary_unary(
                 '/gangline.v1.GatewayService/GetTaskAccess',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.GetTaskAccessRequest.SerializeToString,
@@ -685,6 +705,33 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSavedViews(self, request, context):
+        """The caller's views of lists, by list and name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSavedView(self, request, context):
+        """A view of any user.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateSavedView(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateSavedView(self, request, context):
+        """Its owner and administrators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTaskAccess(self, request, context):
         """How the owner of a shell or a notebook reaches it.
         """
@@ -972,6 +1019,26 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.RevokeToken,
                     request_deserializer=gangline_dot_v1_dot_user__pb2.RevokeTokenRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_user__pb2.RevokeTokenResponse.SerializeToString,
+            ),
+            'ListSavedViews': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSavedViews,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.ListSavedViewsRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.ListSavedViewsResponse.SerializeToString,
+            ),
+            'GetSavedView': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSavedView,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.GetSavedViewRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.GetSavedViewResponse.SerializeToString,
+            ),
+            'CreateSavedView': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateSavedView,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.CreateSavedViewRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.CreateSavedViewResponse.SerializeToString,
+            ),
+            'UpdateSavedView': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateSavedView,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.UpdateSavedViewRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.UpdateSavedViewResponse.SerializeToString,
             ),
             'GetTaskAccess': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTaskAccess,
@@ -2442,6 +2509,114 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/RevokeToken',
             gangline_dot_v1_dot_user__pb2.RevokeTokenRequest.SerializeToString,
             gangline_dot_v1_dot_user__pb2.RevokeTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSavedViews(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ListSavedViews',
+            gangline_dot_v1_dot_gateway__pb2.ListSavedViewsRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.ListSavedViewsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSavedView(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/GetSavedView',
+            gangline_dot_v1_dot_gateway__pb2.GetSavedViewRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.GetSavedViewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateSavedView(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/CreateSavedView',
+            gangline_dot_v1_dot_gateway__pb2.CreateSavedViewRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.CreateSavedViewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateSavedView(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/UpdateSavedView',
+            gangline_dot_v1_dot_gateway__pb2.UpdateSavedViewRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.UpdateSavedViewResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -893,6 +893,70 @@ _GatewayServiceRevokeTokenType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceListSavedViewsType = typing_extensions.TypeVar(
+    '_GatewayServiceListSavedViewsType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ListSavedViewsRequest,
+        gangline.v1.gateway_pb2.ListSavedViewsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ListSavedViewsRequest,
+        gangline.v1.gateway_pb2.ListSavedViewsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ListSavedViewsRequest,
+        gangline.v1.gateway_pb2.ListSavedViewsResponse,
+    ],
+)
+
+_GatewayServiceGetSavedViewType = typing_extensions.TypeVar(
+    '_GatewayServiceGetSavedViewType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetSavedViewRequest,
+        gangline.v1.gateway_pb2.GetSavedViewResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetSavedViewRequest,
+        gangline.v1.gateway_pb2.GetSavedViewResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetSavedViewRequest,
+        gangline.v1.gateway_pb2.GetSavedViewResponse,
+    ],
+)
+
+_GatewayServiceCreateSavedViewType = typing_extensions.TypeVar(
+    '_GatewayServiceCreateSavedViewType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.CreateSavedViewRequest,
+        gangline.v1.gateway_pb2.CreateSavedViewResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.CreateSavedViewRequest,
+        gangline.v1.gateway_pb2.CreateSavedViewResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.CreateSavedViewRequest,
+        gangline.v1.gateway_pb2.CreateSavedViewResponse,
+    ],
+)
+
+_GatewayServiceUpdateSavedViewType = typing_extensions.TypeVar(
+    '_GatewayServiceUpdateSavedViewType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.UpdateSavedViewRequest,
+        gangline.v1.gateway_pb2.UpdateSavedViewResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.UpdateSavedViewRequest,
+        gangline.v1.gateway_pb2.UpdateSavedViewResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.UpdateSavedViewRequest,
+        gangline.v1.gateway_pb2.UpdateSavedViewResponse,
+    ],
+)
+
 _GatewayServiceGetTaskAccessType = typing_extensions.TypeVar(
     '_GatewayServiceGetTaskAccessType',
     grpc.UnaryUnaryMultiCallable[
@@ -925,7 +989,7 @@ _GatewayServiceConnectTaskType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceListSavedViewsType, _GatewayServiceGetSavedViewType, _GatewayServiceCreateSavedViewType, _GatewayServiceUpdateSavedViewType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -1143,6 +1207,22 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.user_pb2.RevokeTokenRequest,
             gangline.v1.user_pb2.RevokeTokenResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.ListSavedViewsRequest,
+            gangline.v1.gateway_pb2.ListSavedViewsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GetSavedViewRequest,
+            gangline.v1.gateway_pb2.GetSavedViewResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.CreateSavedViewRequest,
+            gangline.v1.gateway_pb2.CreateSavedViewResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.UpdateSavedViewRequest,
+            gangline.v1.gateway_pb2.UpdateSavedViewResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GetTaskAccessRequest,
@@ -1373,6 +1453,22 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.user_pb2.RevokeTokenResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.ListSavedViewsRequest,
+            gangline.v1.gateway_pb2.ListSavedViewsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.GetSavedViewRequest,
+            gangline.v1.gateway_pb2.GetSavedViewResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.CreateSavedViewRequest,
+            gangline.v1.gateway_pb2.CreateSavedViewResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.UpdateSavedViewRequest,
+            gangline.v1.gateway_pb2.UpdateSavedViewResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GetTaskAccessRequest,
             gangline.v1.gateway_pb2.GetTaskAccessResponse,
         ],
@@ -1532,6 +1628,17 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     RevokeToken: _GatewayServiceRevokeTokenType
     """Of the caller; administrators revoke any. Revoking one that is revoked changes nothing."""
+
+    ListSavedViews: _GatewayServiceListSavedViewsType
+    """The caller's views of lists, by list and name."""
+
+    GetSavedView: _GatewayServiceGetSavedViewType
+    """A view of any user."""
+
+    CreateSavedView: _GatewayServiceCreateSavedViewType
+
+    UpdateSavedView: _GatewayServiceUpdateSavedViewType
+    """Its owner and administrators only."""
 
     GetTaskAccess: _GatewayServiceGetTaskAccessType
     """How the owner of a shell or a notebook reaches it."""
@@ -1757,6 +1864,22 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.user_pb2.RevokeTokenRequest,
         gangline.v1.user_pb2.RevokeTokenResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.ListSavedViewsRequest,
+        gangline.v1.gateway_pb2.ListSavedViewsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.GetSavedViewRequest,
+        gangline.v1.gateway_pb2.GetSavedViewResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.CreateSavedViewRequest,
+        gangline.v1.gateway_pb2.CreateSavedViewResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.UpdateSavedViewRequest,
+        gangline.v1.gateway_pb2.UpdateSavedViewResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.GetTaskAccessRequest,
@@ -2189,6 +2312,37 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.user_pb2.RevokeTokenResponse, collections.abc.Awaitable[gangline.v1.user_pb2.RevokeTokenResponse]]:
         """Of the caller; administrators revoke any. Revoking one that is revoked changes nothing."""
+
+    @abc.abstractmethod
+    def ListSavedViews(
+        self,
+        request: gangline.v1.gateway_pb2.ListSavedViewsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.ListSavedViewsResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.ListSavedViewsResponse]]:
+        """The caller's views of lists, by list and name."""
+
+    @abc.abstractmethod
+    def GetSavedView(
+        self,
+        request: gangline.v1.gateway_pb2.GetSavedViewRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.GetSavedViewResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.GetSavedViewResponse]]:
+        """A view of any user."""
+
+    @abc.abstractmethod
+    def CreateSavedView(
+        self,
+        request: gangline.v1.gateway_pb2.CreateSavedViewRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.CreateSavedViewResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.CreateSavedViewResponse]]: ...
+
+    @abc.abstractmethod
+    def UpdateSavedView(
+        self,
+        request: gangline.v1.gateway_pb2.UpdateSavedViewRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.UpdateSavedViewResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.UpdateSavedViewResponse]]:
+        """Its owner and administrators only."""
 
     @abc.abstractmethod
     def GetTaskAccess(

@@ -25,6 +25,7 @@ from services.gateway.http import (
     project,
     queue,
     retention,
+    saved_view,
     trace,
     usage,
     user,
@@ -43,6 +44,7 @@ DESCRIPTION = "Paths and names follow Determined's REST API where both have the 
 # In the order in which their routes are tried.
 _PARTS = (
     experiment, history, queue, agent, cluster, usage, fusion, operation, trace, output, project, retention, user,
+    saved_view,
 )  # fmt: skip
 
 

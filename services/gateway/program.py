@@ -38,6 +38,7 @@ from services.gateway.history.eraser import Eraser
 from services.gateway.history.reader import Reader
 from services.gateway.history.retention_policy import FOR_EVER, Days
 from services.gateway.history.retention_sweep import Retention
+from services.gateway.history.saved_view import SavedViewStore
 from services.gateway.history.usage_recorder import UsageRecorder
 from services.gateway.history.writer import Writer
 from services.gateway.http.connection_limit import check_networks
@@ -197,7 +198,7 @@ def _open_history(
     recorder = UsageRecorder(mirror, engine)
     recorder.start()
     parts.push_async_callback(recorder.stop)
-    return History(reader, writer, Eraser(engine), recorder, news, following)
+    return History(reader, writer, Eraser(engine), recorder, news, SavedViewStore(engine), following)
 
 
 async def _serve(

@@ -145,6 +145,24 @@ allocation_usage = sa.Table(
     sa.Index("allocation_usage_by_end", "ended_at"),
 )
 
+# Users' views of lists. They are no history: nothing here is erased with an experiment, or by retention.
+saved_views = sa.Table(
+    "saved_views",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("owner_id", sa.BigInteger, nullable=False),
+    sa.Column("list_name", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("content_json", sa.Text, nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("updated_at", sa.Double, nullable=False),
+    # The ids of the request that created it, and of the one that changed it last; "" before a change.
+    sa.Column("created_by", sa.Text, nullable=False),
+    sa.Column("changed_by", sa.Text, nullable=False),
+    sa.Index("saved_views_by_owner", "owner_id", "list_name", "name", unique=True),
+)
+
 
 def storable(text: str) -> str:
     """Returns the text as it is stored: PostgreSQL allows no NUL in a text."""

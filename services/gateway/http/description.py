@@ -18,6 +18,7 @@ PATH_EXAMPLES = {
     "checkpoint_id": "2b1b6f4e-0d0a-4c1c-9a55-9f0c0a8f1d11",
     "code_sha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
     "path": "trainer.pth",
+    "view_id": "5f0c1d7a9b3e4c62a1d8e07f4b9c2d36",
     "name": "four-slots",
     "key": "a" * 64,
 }

@@ -13,6 +13,7 @@ from services.common.etcd import HealthWatch
 from services.common.server import Principal
 from services.gateway.history.eraser import Eraser
 from services.gateway.history.reader import Reader
+from services.gateway.history.saved_view import SavedViewStore
 from services.gateway.history.usage_recorder import UsageRecorder
 from services.gateway.history.writer import Writer
 from services.gateway.leader.leader_client import Leader
@@ -40,6 +41,7 @@ from services.gateway.usecase.removal import Removals
 from services.gateway.usecase.runner.code import CodeDelivery
 from services.gateway.usecase.runner.ingest import Ingest
 from services.gateway.usecase.runner.tunnel_offer import TunnelOffers
+from services.gateway.usecase.saved_view import SavedViews
 from services.gateway.usecase.shared.delivery import Deliveries
 from services.gateway.usecase.shared.following import Following
 from services.gateway.usecase.shared.pending import Pending
@@ -62,6 +64,7 @@ class History:
     eraser: Eraser
     usage_recorder: UsageRecorder
     news: NotificationBoard  # board on which the writer announces an experiment's id when its history has grown
+    saved_views: SavedViewStore
     following: Following  # waits for these announcements
 
 
@@ -183,6 +186,11 @@ class UserCases:
             authenticator=shared.authenticator,
             cluster_token=shared.cluster_token,
         )
+
+    @property
+    def saved_views(self) -> SavedViews:
+        shared = self._shared
+        return SavedViews(self.caller, shared.mirror, shared.history.saved_views, shared.authenticator)
 
     @property
     def tunnels(self) -> Tunnels:

@@ -150,7 +150,7 @@ def test_the_changes_that_take_their_request_id_from_a_header() -> None:
         for method, operation in operations.items()
         if any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", ()))
     }
-    topics = ("workspaces", "projects", "templates", "users", "tokens")
+    topics = ("workspaces", "projects", "templates", "users", "tokens", "saved-views")
     changes = {
         (method, path)
         for path, operations in paths.items()
