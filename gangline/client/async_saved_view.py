@@ -59,6 +59,11 @@ class AsyncSavedViewMethods(AsyncClusterCalls):
         )
         return from_proto(SavedView, (await self._connection.call(self._stub.UpdateSavedView, request)).view)
 
+    async def delete_saved_view(self, view_id: str, request_id: str | None = None) -> bool:
+        """Deletes a view; returns whether there was one."""
+        request = pb.DeleteSavedViewRequest(request_id=request_id or new_request_id(), view_id=view_id)
+        return (await self._connection.call(self._stub.DeleteSavedView, request)).is_deleted
+
 
 def _text(content: Mapping[str, Any]) -> str:
     """Raises GanglineError `document.invalid`."""

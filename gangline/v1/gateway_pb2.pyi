@@ -2418,3 +2418,37 @@ class UpdateSavedViewResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["view", b"view"]) -> None: ...
 
 Global___UpdateSavedViewResponse: typing_extensions.TypeAlias = UpdateSavedViewResponse
+
+@typing.final
+class DeleteSavedViewRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    VIEW_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    view_id: builtins.str
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        view_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_id", b"request_id", "view_id", b"view_id"]) -> None: ...
+
+Global___DeleteSavedViewRequest: typing_extensions.TypeAlias = DeleteSavedViewRequest
+
+@typing.final
+class DeleteSavedViewResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IS_DELETED_FIELD_NUMBER: builtins.int
+    is_deleted: builtins.bool
+    """False if there was none."""
+    def __init__(
+        self,
+        *,
+        is_deleted: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_deleted", b"is_deleted"]) -> None: ...
+
+Global___DeleteSavedViewResponse: typing_extensions.TypeAlias = DeleteSavedViewResponse

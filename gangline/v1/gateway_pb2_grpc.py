@@ -326,6 +326,11 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.UpdateSavedViewRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_gateway__pb2.UpdateSavedViewResponse.FromString,
                 _registered_method=True)
+        self.DeleteSavedView = channel.unary_unary(
+                '/gangline.v1.GatewayService/DeleteSavedView',
+                request_serializer=gangline_dot_v1_dot_gateway__pb2.DeleteSavedViewRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_gateway__pb2.DeleteSavedViewResponse.FromString,
+                _registered_method=True)
         self.GetTaskAccess = channel.unary_unary(
                 '/gangline.v1.GatewayService/GetTaskAccess',
                 request_serializer=gangline_dot_v1_dot_gateway__pb2.GetTaskAccessRequest.SerializeToString,
@@ -732,6 +737,13 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteSavedView(self, request, context):
+        """Its owner and administrators only. Deleting one that is gone changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTaskAccess(self, request, context):
         """How the owner of a shell or a notebook reaches it.
         """
@@ -1039,6 +1051,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.UpdateSavedView,
                     request_deserializer=gangline_dot_v1_dot_gateway__pb2.UpdateSavedViewRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_gateway__pb2.UpdateSavedViewResponse.SerializeToString,
+            ),
+            'DeleteSavedView': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSavedView,
+                    request_deserializer=gangline_dot_v1_dot_gateway__pb2.DeleteSavedViewRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_gateway__pb2.DeleteSavedViewResponse.SerializeToString,
             ),
             'GetTaskAccess': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTaskAccess,
@@ -2617,6 +2634,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/UpdateSavedView',
             gangline_dot_v1_dot_gateway__pb2.UpdateSavedViewRequest.SerializeToString,
             gangline_dot_v1_dot_gateway__pb2.UpdateSavedViewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSavedView(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/DeleteSavedView',
+            gangline_dot_v1_dot_gateway__pb2.DeleteSavedViewRequest.SerializeToString,
+            gangline_dot_v1_dot_gateway__pb2.DeleteSavedViewResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -957,6 +957,22 @@ _GatewayServiceUpdateSavedViewType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceDeleteSavedViewType = typing_extensions.TypeVar(
+    '_GatewayServiceDeleteSavedViewType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.DeleteSavedViewRequest,
+        gangline.v1.gateway_pb2.DeleteSavedViewResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.DeleteSavedViewRequest,
+        gangline.v1.gateway_pb2.DeleteSavedViewResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.DeleteSavedViewRequest,
+        gangline.v1.gateway_pb2.DeleteSavedViewResponse,
+    ],
+)
+
 _GatewayServiceGetTaskAccessType = typing_extensions.TypeVar(
     '_GatewayServiceGetTaskAccessType',
     grpc.UnaryUnaryMultiCallable[
@@ -989,7 +1005,7 @@ _GatewayServiceConnectTaskType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceListSavedViewsType, _GatewayServiceGetSavedViewType, _GatewayServiceCreateSavedViewType, _GatewayServiceUpdateSavedViewType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceListSavedViewsType, _GatewayServiceGetSavedViewType, _GatewayServiceCreateSavedViewType, _GatewayServiceUpdateSavedViewType, _GatewayServiceDeleteSavedViewType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -1223,6 +1239,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.UpdateSavedViewRequest,
             gangline.v1.gateway_pb2.UpdateSavedViewResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.DeleteSavedViewRequest,
+            gangline.v1.gateway_pb2.DeleteSavedViewResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GetTaskAccessRequest,
@@ -1469,6 +1489,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.gateway_pb2.UpdateSavedViewResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.gateway_pb2.DeleteSavedViewRequest,
+            gangline.v1.gateway_pb2.DeleteSavedViewResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.GetTaskAccessRequest,
             gangline.v1.gateway_pb2.GetTaskAccessResponse,
         ],
@@ -1639,6 +1663,9 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     UpdateSavedView: _GatewayServiceUpdateSavedViewType
     """Its owner and administrators only."""
+
+    DeleteSavedView: _GatewayServiceDeleteSavedViewType
+    """Its owner and administrators only. Deleting one that is gone changes nothing."""
 
     GetTaskAccess: _GatewayServiceGetTaskAccessType
     """How the owner of a shell or a notebook reaches it."""
@@ -1880,6 +1907,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.UpdateSavedViewRequest,
         gangline.v1.gateway_pb2.UpdateSavedViewResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.gateway_pb2.DeleteSavedViewRequest,
+        gangline.v1.gateway_pb2.DeleteSavedViewResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.GetTaskAccessRequest,
@@ -2343,6 +2374,14 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.gateway_pb2.UpdateSavedViewResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.UpdateSavedViewResponse]]:
         """Its owner and administrators only."""
+
+    @abc.abstractmethod
+    def DeleteSavedView(
+        self,
+        request: gangline.v1.gateway_pb2.DeleteSavedViewRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.gateway_pb2.DeleteSavedViewResponse, collections.abc.Awaitable[gangline.v1.gateway_pb2.DeleteSavedViewResponse]]:
+        """Its owner and administrators only. Deleting one that is gone changes nothing."""
 
     @abc.abstractmethod
     def GetTaskAccess(

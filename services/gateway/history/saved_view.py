@@ -89,6 +89,20 @@ class SavedViewStore:
 
         return await _run(work)
 
+    async def delete(self, view_id: str, check: Callable[[SavedView], None]) -> bool:
+        """Deletes a view unless `check` raises. Returns whether there was one."""
+
+        def work() -> bool:
+            is_it = _ROWS.c.id == table.storable(view_id)
+            with writing(self._engine) as connection:
+                row = connection.execute(sa.select(_ROWS).where(is_it)).first()
+                if row is not None:
+                    check(_view_of(row))
+                    connection.execute(sa.delete(_ROWS).where(is_it))
+            return row is not None
+
+        return await _run(work)
+
 
 async def _run(work: Callable[[], T]) -> T:
     try:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from gangline.domain import saved_view
+from gangline.domain.saved_view import no_view
 from services.gateway.http.admission import Cases, KeyedCases
 from services.gateway.http.answer import Answer
 from services.gateway.http.model import Body, Int64
@@ -74,6 +75,13 @@ async def patch_saved_view(view_id: str, body: SavedViewPatch, cases: KeyedCases
     content_json = None if body.content is None else _text(body.content)
     view = await cases.saved_views.change(view_id, body.version, body.name, content_json)
     return SavedViewAnswer(view=SavedView.model_validate(view))
+
+
+@router.delete("/saved-views/{view_id}", status_code=204)
+async def delete_saved_view(view_id: str, cases: KeyedCases) -> None:
+    """Deletes a view of the caller."""
+    if not await cases.saved_views.delete(view_id):
+        raise no_view(view_id)
 
 
 def _text(content: dict[str, Any]) -> str:

@@ -34,3 +34,7 @@ class SavedViewCalls(BoundCalls):
             request.content_json if request.HasField("content_json") else None,
         )
         return pb.UpdateSavedViewResponse(view=wire.to_proto(view))
+
+    async def DeleteSavedView(self, request: pb.DeleteSavedViewRequest, context: Context) -> pb.DeleteSavedViewResponse:
+        is_deleted = await self._cases(request).saved_views.delete(request.view_id)
+        return pb.DeleteSavedViewResponse(is_deleted=is_deleted)

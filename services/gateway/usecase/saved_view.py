@@ -39,20 +39,25 @@ class SavedViews:
         `auth.not_owner`."""
 
         def change(view: SavedView) -> SavedView:
-            self._check_owner(view)
+            self._check_owner(view, "change")
             return change_view(view, version, name, content_json, time.time())
 
         return await self._store.change(view_id, change, self._request_id())
+
+    async def delete(self, view_id: str) -> bool:
+        """Deletes a view of the caller; returns whether there was one. Raises GanglineError `auth.not_owner`."""
+        self._caller.check_request_id()
+        return await self._store.delete(view_id, lambda view: self._check_owner(view, "delete"))
 
     @property
     def _caller_id(self) -> int:
         """Returns the caller's id. The cluster itself has 0."""
         return self._authenticator.number_of_user(self._caller.name) if self._caller.principal.kind == "user" else 0
 
-    def _check_owner(self, view: SavedView) -> None:
+    def _check_owner(self, view: SavedView, action: str) -> None:
         """Raises GanglineError `auth.not_owner`."""
         if view.owner_id != self._caller_id:
-            self._caller.check_owner(self._owner_of(view), f"change the saved view {view.name!r}")
+            self._caller.check_owner(self._owner_of(view), f"{action} the saved view {view.name!r}")
 
     def _owner_of(self, view: SavedView) -> str:
         names = [user.name for user in self._mirror.state.users.all()]

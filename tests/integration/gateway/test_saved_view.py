@@ -138,6 +138,24 @@ async def test_the_largest_content_is_kept_and_no_more_views_than_the_limit(user
     assert len(await alice.list_saved_views()) == MAX_VIEWS
 
 
+async def test_the_owner_and_administrators_delete_a_view(client: Client, users: list[AsyncClient]) -> None:
+    alice, bob, carol = users
+    view = await alice.create_saved_view("experiments", "running", RUNNING)
+    others = [await alice.create_saved_view("trials", name, {}) for name in ("a", "b")]
+    refused = await refusal(bob.delete_saved_view(view.id))
+    assert (refused.code, "delete the saved view 'running'" in refused.message) == ("auth.not_owner", True)
+    assert await alice.list_saved_views() == [view, *others]
+    assert await alice.delete_saved_view(view.id)
+    assert not await alice.delete_saved_view(view.id)
+    assert (await refusal(bob.get_saved_view(view.id))).code == "saved_view.not_found"
+    assert await carol.delete_saved_view(others[0].id)
+    answers = [await client.http.delete(f"{ROUTE}/{others[1].id}") for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [204, 404]
+    assert await alice.list_saved_views() == []
+    # The name is free again.
+    assert (await alice.create_saved_view("experiments", "running", {})).version == 1
+
+
 async def test_the_routes(client: Client, users: list[AsyncClient]) -> None:
     bob = users[1]
     new = {"list": "experiments", "name": "running", "content": RUNNING}
