@@ -63,7 +63,7 @@ def _arguments(method: Callable[..., Any]) -> str:
         if parameter.kind is parameter.VAR_KEYWORD:
             [settings] = get_args(get_type_hints(method)[parameter.name])
             parameters += [
-                inspect.Parameter(name, parameter.KEYWORD_ONLY, default=None) for name in settings.__annotations__
+                inspect.Parameter(name, parameter.KEYWORD_ONLY, default=...) for name in settings.__annotations__
             ]
         else:
             is_plain = parameter.default is parameter.empty or isinstance(parameter.default, _PLAIN | None)

@@ -9,7 +9,7 @@ import json
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from gangline.client.async_connection import in_thread
 from gangline.client.checkpoint_choice import best_checkpoints, choose_order, metrics_of
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gangline.client.async_experiment_calls import AsyncExperimentCalls
 
 T = TypeVar("T")
+R = TypeVar("R", records.Trial, records.Checkpoint)
 
 
 class AsyncMetricsReader(AsyncIterator[StoredMetrics]):
@@ -260,15 +261,12 @@ class AsyncExperiment:
         return await self._client.download_tensorboard(self.id, Path(folder))
 
 
-class AsyncTrial:
-    """A trial. record: as of the last call."""
+class _PartOfExperiment(Generic[R]):
+    """A trial or a checkpoint. record: as of the last call."""
 
-    def __init__(self, client: AsyncExperimentCalls, record: records.Trial) -> None:
+    def __init__(self, client: AsyncExperimentCalls, record: R) -> None:
         self._client = client
         self.record = record
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.id!r}, {self.outcome or self.state})"
 
     @property
     def id(self) -> str:
@@ -277,6 +275,13 @@ class AsyncTrial:
     @property
     def experiment_id(self) -> int:
         return self.record.experiment_id
+
+
+class AsyncTrial(_PartOfExperiment[records.Trial]):
+    """A trial. record: as of the last call."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r}, {self.outcome or self.state})"
 
     @property
     def state(self) -> State:
@@ -374,27 +379,15 @@ class AsyncTrial:
         return await self._client.download_tensorboard(self.experiment_id, Path(folder), self.id)
 
 
-class AsyncCheckpoint:
+class AsyncCheckpoint(_PartOfExperiment[records.Checkpoint]):
     """A checkpoint. record: as of the last call."""
-
-    def __init__(self, client: AsyncExperimentCalls, record: records.Checkpoint) -> None:
-        self._client = client
-        self.record = record
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r}, trial {self.trial_id}, {self.batches_completed} batches)"
 
     @property
-    def id(self) -> str:
-        return self.record.id
-
-    @property
     def trial_id(self) -> str:
         return self.record.trial_id
-
-    @property
-    def experiment_id(self) -> int:
-        return self.record.experiment_id
 
     @property
     def batches_completed(self) -> int:

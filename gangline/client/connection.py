@@ -83,8 +83,33 @@ class Connection(Route[_Gateway]):
 
         seconds: for the stream as a whole. way_back: for the error when all gateways are lost.
         """
-        deadline = None if seconds is None else time.monotonic() + seconds
         attempts = Attempts(self, is_stream=True, way_back=way_back)
+
+        def lose(failure: grpc.RpcError, age_seconds: float, has_message: bool) -> float:
+            return attempts.lose(failure, age_seconds, has_message=has_message)
+
+        return self._stream(method, make_request, attempts, lose, seconds)
+
+    def stream_once(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
+        """Yields the answers of a stream that cannot resume after a lost connection. Only its opening is retried."""
+        attempts = Attempts(self, is_stream=True)
+
+        def break_off(failure: grpc.RpcError, _: float, has_message: bool) -> float:
+            return attempts.break_off(failure, has_message=has_message)
+
+        return self._stream(method, lambda: request, attempts, break_off)
+
+    def _stream(
+        self,
+        method: Callable[..., Any],
+        make_request: Callable[[], Any],
+        attempts: Attempts[_Gateway],
+        pause_after: Callable[[grpc.RpcError, float, bool], float],
+        seconds: float | None = None,
+    ) -> Iterator[Any]:
+        """Yields the answers. pause_after: takes the failure, the age of the stream in seconds, and whether the stream
+        had an answer; returns the seconds until the stream is opened again, or raises."""
+        deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
             messages = method(attempts.gateway, make_request(), timeout=timeout, metadata=attempts.metadata)
@@ -95,26 +120,7 @@ class Connection(Route[_Gateway]):
                     has_message = True
                     yield message
             except grpc.RpcError as failure:
-                pause = attempts.lose(failure, time.monotonic() - began_at, has_message=has_message)
-            else:
-                return
-            finally:
-                messages.cancel()
-            time.sleep(pause)
-
-    def stream_once(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
-        """Yields the answers of a stream that cannot resume after a lost connection. Only its opening is retried."""
-        attempts = Attempts(self, is_stream=True)
-        while True:
-            messages = method(attempts.gateway, request, metadata=attempts.metadata)
-            has_message = False
-            try:
-                for message in messages:
-                    attempts.succeed()
-                    has_message = True
-                    yield message
-            except grpc.RpcError as failure:
-                pause = attempts.break_off(failure, has_message=has_message)
+                pause = pause_after(failure, time.monotonic() - began_at, has_message)
             else:
                 return
             finally:

@@ -10,7 +10,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from gangline.client.checkpoint_choice import best_checkpoints, choose_order, metrics_of
 from gangline.client.connection import in_thread
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gangline.client.experiment_calls import ExperimentCalls
 
 T = TypeVar("T")
+R = TypeVar("R", records.Trial, records.Checkpoint)
 
 
 class MetricsReader(Iterator[StoredMetrics]):
@@ -257,15 +258,12 @@ class Experiment:
         return self._client.download_tensorboard(self.id, Path(folder))
 
 
-class Trial:
-    """A trial. record: as of the last call."""
+class _PartOfExperiment(Generic[R]):
+    """A trial or a checkpoint. record: as of the last call."""
 
-    def __init__(self, client: ExperimentCalls, record: records.Trial) -> None:
+    def __init__(self, client: ExperimentCalls, record: R) -> None:
         self._client = client
         self.record = record
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.id!r}, {self.outcome or self.state})"
 
     @property
     def id(self) -> str:
@@ -274,6 +272,13 @@ class Trial:
     @property
     def experiment_id(self) -> int:
         return self.record.experiment_id
+
+
+class Trial(_PartOfExperiment[records.Trial]):
+    """A trial. record: as of the last call."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r}, {self.outcome or self.state})"
 
     @property
     def state(self) -> State:
@@ -367,27 +372,15 @@ class Trial:
         return self._client.download_tensorboard(self.experiment_id, Path(folder), self.id)
 
 
-class Checkpoint:
+class Checkpoint(_PartOfExperiment[records.Checkpoint]):
     """A checkpoint. record: as of the last call."""
-
-    def __init__(self, client: ExperimentCalls, record: records.Checkpoint) -> None:
-        self._client = client
-        self.record = record
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r}, trial {self.trial_id}, {self.batches_completed} batches)"
 
     @property
-    def id(self) -> str:
-        return self.record.id
-
-    @property
     def trial_id(self) -> str:
         return self.record.trial_id
-
-    @property
-    def experiment_id(self) -> int:
-        return self.record.experiment_id
 
     @property
     def batches_completed(self) -> int:

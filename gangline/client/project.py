@@ -30,6 +30,14 @@ from gangline.v1 import gateway_pb2, project_pb2
 _NO_CHANGE = ProjectChange()
 
 
+class ExperimentSelection(TypedDict, total=False):
+    """Selects experiments; an absent condition admits all."""
+
+    workspace: str  # name of the workspace that has them
+    project: str  # name of the project that has them
+    wanted: ExperimentFilter  # labels, states, owners and a part of the name
+
+
 class HomeSettings(TypedDict, total=False):
     """What experiments of a workspace or a project take where their own configuration leaves it open. An absent setting
     stays as it is, and an empty text unsets it."""
@@ -51,18 +59,13 @@ class ProjectMethods(ClusterCalls):
         limit: int = 50,
         before_id: int = 0,
         archived: bool | None = False,
-        *,
-        workspace: str = "",
-        project: str = "",
-        wanted: ExperimentFilter = EVERY_EXPERIMENT,
+        **selection: Unpack[ExperimentSelection],
     ) -> list[Experiment]:
         """Returns experiments, newest first. before_id: limits them to smaller ids; 0 begins with the newest.
         archived: only archived ones, or only the others; None for both. workspace, project: only those in it, by name;
         empty for all. wanted: labels, states, owners and a part of the name; a gateway of an earlier version ignores
         them."""
-        listed = self.list_progress(
-            limit, before_id, archived=archived, workspace=workspace, project=project, wanted=wanted
-        )
+        listed = self.list_progress(limit, before_id, archived=archived, **selection)
         return [experiment for experiment, _ in listed]
 
     def list_progress(

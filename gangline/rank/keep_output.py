@@ -27,7 +27,7 @@ import fsspec
 import fsspec.callbacks
 import fsspec.config
 
-from gangline.core.storage_access.storage import CheckpointStore
+from gangline.core.storage_access.storage import CheckpointStore, sync
 from gangline.domain.storage.output import MOST_BYTES, MOST_FILES, find_bad_path
 from gangline.domain.storage.partial import PREFIX
 from gangline.domain.storage.storage_fault import describe
@@ -140,7 +140,7 @@ class Target:
             with suppress(OSError):
                 draft.unlink()
             raise
-        _sync(place.parent)
+        sync(place.parent)
 
 
 @dataclass(slots=True)
@@ -285,14 +285,6 @@ def _callback(progress: Callable[[], None]) -> Any:
             progress()
 
     return Progress()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def open_target(storage_url: str, marker: str, path: str, writer: str) -> Target:

@@ -132,8 +132,9 @@ def show_projects(workspace: str, *, is_json: bool, is_wide: bool) -> None:
 
 def _lines(view: ProjectView, inheritance: Inheritance | None) -> list[str]:
     project = view.project
+    number = "1 experiment" if view.num_experiments == 1 else f"{view.num_experiments} experiments"
     lines = [
-        f"project {project.id} {project.name} of workspace {view.workspace_name}: {view.num_experiments} experiments, "
+        f"project {project.id} {project.name} of workspace {view.workspace_name}: {number}, "
         f"{view.num_active_experiments} active"
     ]
     lines += [f"  {project.description}"] if project.description else []

@@ -83,7 +83,7 @@ class CheckpointStore:
                 filesystem.makedirs(destination.rpartition("/")[0], exist_ok=True)
                 self._put(filesystem, directory / path, destination)
                 if self._can_rename(filesystem):
-                    _sync(Path(destination))
+                    sync(Path(destination))
                 self.calls.move()
 
     @contextmanager
@@ -98,7 +98,7 @@ class CheckpointStore:
                 yield DigestStream(SyncedFile(file, self.calls.move) if is_folder else file, self.calls.move)
             self.calls.move()
             if self._can_rename(filesystem):
-                _sync(Path(destination))
+                sync(Path(destination))
 
     def discard(self, storage_id: str) -> None:
         """Removes files that were never committed; there may be none."""
@@ -149,7 +149,7 @@ class CheckpointStore:
             # synced first.
             folders = [path for path in Path(staging).rglob("*") if path.is_dir()]
             for place in (*folders, Path(staging) / METADATA_FILE, Path(staging)):
-                _sync(place)
+                sync(place)
                 self.calls.move()
             self._rename(Path(staging), storage_id)
             self._sync_name(storage_id)
@@ -186,11 +186,11 @@ class CheckpointStore:
     def _sync_name(self, storage_id: str) -> None:
         place = self._place(storage_id)
         try:
-            _sync(place.parent)
+            sync(place.parent)
         except PermissionError:
             # A folder that may not be listed cannot be synced either. The new name is written with the renamed folder,
             # whose time of change is of the same transaction of the file system.
-            _sync(place)
+            sync(place)
 
     def _place(self, storage_id: str) -> Path:
         return Path(self._open(checkpoint_url(self.url, storage_id))[1])
@@ -348,7 +348,7 @@ class _Progress(fsspec.callbacks.Callback):  # type: ignore[misc]  # fsspec is u
         self._on_progress()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Writes a file's content, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -9,23 +9,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
-from gangline.determined.sdk.experimental import (
-    Checkpoint,
-    CheckpointSortBy,
-    CheckpointState,
-    CheckpointTrainingMetadata,
-    Determined,
-    DownloadMode,
-    Experiment,
-    ExperimentSortBy,
-    ExperimentState,
-    LogLevel,
-    OrderBy,
-    Trial,
-    TrialMetrics,
-    TrialSortBy,
-    TrialState,
-)
+from gangline.determined.sdk import experimental
+from gangline.determined.sdk.experimental import *  # noqa: F403  Determined has all of its names in both modules
+from gangline.determined.sdk.experimental import Determined
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,22 +54,8 @@ stream_trials_metrics = _function(Determined.stream_trials_metrics)
 stream_trials_training_metrics = _function(Determined.stream_trials_training_metrics)
 stream_trials_validation_metrics = _function(Determined.stream_trials_validation_metrics)
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointSortBy",
-    "CheckpointState",
-    "CheckpointTrainingMetadata",
-    "Determined",
-    "DownloadMode",
-    "Experiment",
-    "ExperimentSortBy",
-    "ExperimentState",
-    "LogLevel",
-    "OrderBy",
-    "Trial",
-    "TrialMetrics",
-    "TrialSortBy",
-    "TrialState",
+__all__ = list(experimental.__all__)
+__all__ += [
     "create_experiment",
     "get_checkpoint",
     "get_experiment",

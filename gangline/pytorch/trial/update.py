@@ -214,6 +214,24 @@ class ParameterUpdate:
         scaler: Any,
         closure: Callable[[], Any] | None,
     ) -> None:
+        if closure is not None or not auto_zero_grads:
+            self._check(optimizer, scaler, closure, auto_zero_grads=auto_zero_grads)
+        if not self.guard.is_on:
+            if self.is_step_batch:
+                self._step(optimizer, clip_grads, scaler, closure, auto_zero_grads=auto_zero_grads)
+        elif self.is_step_batch:
+            with self.guard.stepping():
+                closure = closure and self.guard.close(closure)
+                self._step(optimizer, clip_grads, scaler, closure, auto_zero_grads=auto_zero_grads)
+            self.guard.forget(optimizer)
+        elif not self._is_part:
+            self.guard.keep(optimizer)
+
+    def _check(
+        self, optimizer: Optimizer, scaler: Any, closure: Callable[[], Any] | None, *, auto_zero_grads: bool
+    ) -> None:
+        """Refuses a closure, or gradients that the trial clears itself, where this strategy cannot have them. Raises
+        GanglineError `pytorch.*`, `parallelism.optimizer`."""
         if self._frequency > 1 and not auto_zero_grads:
             raise invalid(
                 "pytorch.zero_grads",
@@ -246,16 +264,6 @@ class ParameterUpdate:
                 "and context.backward, where gradients of other microbatches exist, so nothing would clear those of "
                 "the step before; leave auto_zero_grads on, or call zero_grad at the begin of train_batch",
             )
-        if not self.guard.is_on:
-            if self.is_step_batch:
-                self._step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
-        elif self.is_step_batch:
-            with self.guard.stepping():
-                closure = closure and self.guard.close(closure)
-                self._step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
-            self.guard.forget(optimizer)
-        elif not self._is_part:
-            self.guard.keep(optimizer)
 
     def _scales(self, scaler: Any) -> bool:
         """Returns whether a step divides gradients by a scale. scaler: the one that the trial steps with, or None."""
@@ -266,9 +274,10 @@ class ParameterUpdate:
         self,
         optimizer: Optimizer,
         clip_grads: Callable[[Iterable[nn.Parameter]], Any] | None,
-        auto_zero_grads: bool,
         scaler: Any,
         closure: Callable[[], Any] | None,
+        *,
+        auto_zero_grads: bool,
     ) -> None:
         with self._clock.phase("optimizer"), self._precision.without_autocast():
             self._strategy.before_step(optimizer)
