@@ -6,6 +6,7 @@ import math
 import tarfile
 import zlib
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 
 from gangline.domain.experiment import METADATA_FILE, Checkpoint
 from gangline.domain.id import experiment_id_of, number_of, trial_id_of
@@ -41,8 +42,9 @@ async def _list(call: Call, experiment_id: int, trial_id: str = "") -> Json:
         if trial_id in ("", each.trial_id) and (not states or checkpoint_state_name(each.state) in states)
     ]
     origin = await _origin(call, experiment_id)
+    config = _config_of(origin)
     validations = {each: await _validations(call, each) for each in {each.trial_id for each in wanted}}
-    described = [describe(each, origin, validations[each.trial_id]) for each in wanted]
+    described = [describe(each, origin, config, validations[each.trial_id]) for each in wanted]
     metric = call.query.get("sortByMetric", "")
     is_best_first = call.query.get("sortByAttr") == "SORT_BY_SEARCHER_METRIC"
     is_descending = call.query.get("orderBy") == "ORDER_BY_DESC"
@@ -72,7 +74,8 @@ def _value(described: Json, metric: str) -> float | None:
 async def find(call: Call) -> Json:
     checkpoint = call.cases.checkpoints.find(call.path["uuid"])
     origin = await _origin(call, checkpoint.experiment_id)
-    return {"checkpoint": describe(checkpoint, origin, await _validations(call, checkpoint.trial_id))}
+    validations = await _validations(call, checkpoint.trial_id)
+    return {"checkpoint": describe(checkpoint, origin, _config_of(origin), validations)}
 
 
 async def delete(call: Call) -> Json:
@@ -111,8 +114,25 @@ async def _origin(call: Call, experiment_id: int) -> ExperimentView | None:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """The configuration of an experiment, read once for all of its checkpoints."""
+
+    document: Json
+    searcher_metric: str
+
+
+def _config_of(origin: ExperimentView | None) -> _Config:
+    document = load(origin.experiment.config_json) if origin is not None else {}
+    # Only the section that counts here.
+    return _Config(document, settle_values(document, "searcher").searcher.metric)
+
+
 def describe(
-    checkpoint: Checkpoint, origin: ExperimentView | None, validations: Mapping[int, Mapping[str, float]]
+    checkpoint: Checkpoint,
+    origin: ExperimentView | None,
+    config: _Config,
+    validations: Mapping[int, Mapping[str, float]],
 ) -> Json:
     """Returns v1Checkpoint. origin: its experiment. validations: of its trial, by their batches."""
     metadata = {"steps_completed": checkpoint.batches_completed, **load(checkpoint.metadata_json)}
@@ -124,21 +144,20 @@ def describe(
         "resources": describe_resources(checkpoint),
         "metadata": metadata,
         "state": checkpoint_state_name(checkpoint.state),
-        "training": _training(checkpoint, origin, dict(validations.get(checkpoint.batches_completed, {}))),
+        "training": _training(checkpoint, origin, config, dict(validations.get(checkpoint.batches_completed, {}))),
     }
 
 
-def _training(checkpoint: Checkpoint, origin: ExperimentView | None, metrics: dict[str, float]) -> Json:
+def _training(
+    checkpoint: Checkpoint, origin: ExperimentView | None, config: _Config, metrics: dict[str, float]
+) -> Json:
     """Returns where the checkpoint comes from. metrics: of the validation at the same number of batches."""
     trials = (
         [view.trial for view in origin.trials if view.trial.id == checkpoint.trial_id] if origin is not None else []
     )
     if origin is None or not trials:
         return {"validationMetrics": {"avgMetrics": {}}}
-    config = load(origin.experiment.config_json)
-    # Only the section that counts here: a list may have thousands of checkpoints.
-    settled = settle_values(config, "searcher")
-    searcher_metric = metrics.get(settled.searcher.metric, math.nan)
+    searcher_metric = metrics.get(config.searcher_metric, math.nan)
     if checkpoint.is_past_length:
         # Trials are compared at equal length.
         searcher_metric = math.nan
@@ -146,7 +165,7 @@ def _training(checkpoint: Checkpoint, origin: ExperimentView | None, metrics: di
     return {
         "trialId": number_of(checkpoint.trial_id),
         "experimentId": checkpoint.experiment_id,
-        "experimentConfig": with_storage(config, folder),
+        "experimentConfig": with_storage(config.document, folder),
         "hparams": load(trials[0].hyperparameters_json),
         "trainingMetrics": {"avgMetrics": {}},
         "validationMetrics": {"avgMetrics": metrics_json(metrics)},

@@ -62,7 +62,7 @@ class SavedViewStore:
                 if earlier is not None:
                     return _made_before(_view_of(earlier), view)
                 _check_name(connection, view)
-                if connection.scalar(sa.select(sa.func.count()).where(own)) >= MAX_VIEWS:
+                if (connection.scalar(sa.select(sa.func.count()).where(own)) or 0) >= MAX_VIEWS:
                     raise too_many_views()
                 row = {**asdict(view), "created_by": request_id, "changed_by": ""}
                 connection.execute(sa.insert(_ROWS), row)

@@ -130,6 +130,21 @@ def test_a_repeated_create_makes_nothing_twice() -> None:
     assert not _create_project(state, "audio")
 
 
+def test_the_request_id_of_one_creation_makes_no_other_record() -> None:
+    state = _state()
+    _apply(state, _create(state, "prod"))
+    _apply(state, _create_project(state, "audio"))
+    for create, noun in (
+        (lambda: _create(state, "other"), "workspace 'prod'"),
+        (lambda: _create(state, "prod", replace(BOB, request_id=ANN.request_id)), "workspace 'prod'"),
+        (lambda: _create_project(state, "other"), "project 'audio'"),
+        (lambda: _create_project(state, "audio", workspace_id=1), "project 'audio'"),
+    ):
+        with pytest.raises(GanglineError) as raised:
+            create()
+        assert (raised.value.code, f"for the {noun}" in raised.value.message) == ("request.reused", True)
+
+
 def test_the_second_of_two_users_learns_who_was_first() -> None:
     state = _state()
     _apply(state, _create(state, "prod"))

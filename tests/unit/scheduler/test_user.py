@@ -103,6 +103,7 @@ def test_a_repeated_request_creates_one_user() -> None:
     assert created is not None
     assert (created.name, created.id, created.password_hash, created.created_at) == ("eve", 5, "hash", NOW)
     assert state.find(UserCounter, SINGLETON) == UserCounter(6, 7)
+    assert _refusal(lambda: _create(state, ROOT, "mallory")).code == "request.reused"
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a:b", "a/b", "x" * 65, "cluster", "Cluster", "ü", "a\n"])

@@ -53,9 +53,14 @@ def user_of_request(records: Records, request_id: str) -> User | None:
 def create_user(records: Records, change: UserChange, caller: Caller, now: float) -> StateChange:
     """Creates a user, unless this request has created one; find it by `user_of_request`.
 
-    Raises GanglineError `auth.not_admin`, `auth.inactive`, `user.name`, `user.exists`, `user.text`, `user.too_many`.
+    Raises GanglineError `auth.not_admin`, `auth.inactive`, `user.name`, `user.exists`, `user.text`, `user.too_many`,
+    `request.reused`.
     """
-    if user_of_request(records, caller.request_id) is not None:
+    earlier = user_of_request(records, caller.request_id)
+    if earlier is not None:
+        if earlier.name != change.name:
+            text = f"request id {caller.request_id!r} was used before, for the user {earlier.name!r}; use a new one"
+            raise conflict("request.reused", text)
         return StateChange()
     if not is_admin(records, caller):
         raise not_admin(caller, "create users")

@@ -54,7 +54,7 @@ def change_named(records: Records, asked: NamedChange) -> StateChange:
     record that a request created is found by `record_of_request`.
 
     Raises GanglineError `auth.not_owner`, `<kind>.not_found`, `<kind>.name`, `<kind>.exists`, `<kind>.default`,
-    `<kind>.archived`, and the errors of `kind_rule.py`.
+    `<kind>.archived`, `request.reused`, and the errors of `kind_rule.py`.
     """
     kind, action, caller = asked.kind, asked.action, asked.caller
     if action is ProjectAction.CREATE:
@@ -90,7 +90,9 @@ def change_named(records: Records, asked: NamedChange) -> StateChange:
 def _create(records: Records, asked: NamedChange) -> StateChange:
     kind, caller = asked.kind, asked.caller
     # A record without an id is found by its name, so the request that set another one creates it all the same.
-    if kind.is_numbered and record_of_request(records, kind, caller.request_id) is not None:
+    earlier = record_of_request(records, kind, caller.request_id) if kind.is_numbered else None
+    if earlier is not None:
+        _check_repeated(asked, earlier)
         return StateChange()
     values: dict[str, Any] = {"name": asked.wanted.get("name", ""), "owner": caller.user, "created_at": asked.now}
     parent = None
@@ -107,6 +109,19 @@ def _create(records: Records, asked: NamedChange) -> StateChange:
     record = kind.record_type(**values, request_ids=(caller.request_id,))
     draft.put(with_fields(records, asked, record))
     return draft.change
+
+
+def _check_repeated(asked: NamedChange, earlier: Any) -> None:
+    """Refuses another creation under the request id of `earlier`: its answer would be the wrong record. Other fields
+    are not compared, because later edits change them. Raises GanglineError `request.reused`."""
+    kind = asked.kind
+    is_same = (earlier.name, earlier.owner) == (asked.wanted.get("name", ""), asked.caller.user)
+    if not is_same or (kind.parent is not None and kind.parent_id_of(earlier) != asked.parent_id):
+        raise conflict(
+            "request.reused",
+            f"request id {asked.caller.request_id!r} was used before, for the {kind.noun} {earlier.name!r}; use a new "
+            f"one for another {kind.noun}",
+        )
 
 
 def _edited(records: Records, asked: NamedChange, record: Any) -> Any:
