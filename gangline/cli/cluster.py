@@ -19,9 +19,9 @@ from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 if TYPE_CHECKING:
     from gangline.client import Client, ClusterView, EtcdHealth
     from gangline.local.layout import Layout
-    from gangline.local.plan import Request
+    from gangline.local.plan import UpRequest
     from gangline.local.process_table import ProcessTable
-    from gangline.local.up import Running
+    from gangline.local.up import RunningCluster
 
 _SERVICE_COLUMNS = (
     Column("SERVICE"),
@@ -58,12 +58,12 @@ def up(
     from gangline.local.interruption import Interruption  # noqa: PLC0415 - up and down only
     from gangline.local.layout import layout_of  # noqa: PLC0415
     from gangline.local.lock import is_locked  # noqa: PLC0415
-    from gangline.local.plan import Request, make_plan  # noqa: PLC0415
+    from gangline.local.plan import UpRequest, make_plan  # noqa: PLC0415
     from gangline.local.up import start_cluster, stop_local_cluster  # noqa: PLC0415
 
     plan, layout = make_plan(agents, slots, http_port, grpc_port), layout_of(data_dir)
     if detach and is_locked(layout.lock):
-        _use(layout, Request(agents, slots, http_port, grpc_port), is_json)
+        _use(layout, UpRequest(agents, slots, http_port, grpc_port), is_json)
         return
     running = start_cluster(layout, plan, grace_seconds, mention, _connect)
     if running.replaced:
@@ -85,7 +85,7 @@ def _connect(address: str, token: str) -> Client:
     return Client(address, token)
 
 
-def _use(layout: Layout, request: Request, is_json: bool) -> None:
+def _use(layout: Layout, request: UpRequest, is_json: bool) -> None:
     """Makes commands use the cluster that runs already. Raises GanglineError `local.running` where it has another shape
     than the user asks for."""
     from gangline.local.up import use_cluster  # noqa: PLC0415 - up only
@@ -211,7 +211,7 @@ def _show_snapshot(pool: str, output: Path | None) -> None:
     say([f"wrote {output}; look at its plan with: gangline simulate {output}"])
 
 
-def _welcome(running: Running, layout: Layout, runs: str = "runs") -> list[str]:
+def _welcome(running: RunningCluster, layout: Layout, runs: str = "runs") -> list[str]:
     from gangline.login import name_home  # noqa: PLC0415 - `up` has loaded it
 
     login, agents, slots = running.login, count(running.num_agents, "agent"), count(running.num_slots, "slot")
@@ -228,7 +228,7 @@ def _welcome(running: Running, layout: Layout, runs: str = "runs") -> list[str]:
     ]
 
 
-def _running_record(running: Running, layout: Layout) -> dict[str, Any]:
+def _running_record(running: RunningCluster, layout: Layout) -> dict[str, Any]:
     return {
         "gateway": running.login.address,
         "http": running.login.http_address,

@@ -16,7 +16,7 @@ from gangline.cli.option_record import spread
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import complain, say, say_json, table_lines, terminal_width
 from gangline.cli.output.text import count, format_age, format_duration, format_report
-from gangline.cli.selection import Selection
+from gangline.cli.selection import SelectionOptions
 from gangline.cli.shared import (
     ExperimentId,
     Json,
@@ -142,13 +142,13 @@ def create(
 
 @app.command("list")
 @app.command("ls", hidden=True)
-@spread(selection=Selection)
+@spread(selection=SelectionOptions)
 def list_experiments(
     *,
     limit: Annotated[int, typer.Option(help="At most so many, newest first.", min=1, max=1000)] = 50,
     is_all: Annotated[bool, typer.Option("--all", help="Archived ones as well.")] = False,
     is_archived: Annotated[bool, typer.Option("--archived", help="Only archived ones.")] = False,
-    selection: Selection,
+    selection: SelectionOptions,
     is_json: Json = False,
     is_wide: Wide = False,
 ) -> None:

@@ -19,7 +19,7 @@ from gangline.cli.output.terminal import can_ask, mention
 from gangline.cli.selection import (
     ENDED_STATES,
     LIVE_STATES,
-    Selection,
+    SelectionOptions,
     SomeExperimentIds,
     find_selected,
 )
@@ -133,11 +133,11 @@ _ACTIONS = (
 
 
 def _add(action: _Action) -> None:
-    @spread(selection=Selection)
+    @spread(selection=SelectionOptions)
     def run(
         experiment_ids: SomeExperimentIds = None,
         *,
-        selection: Selection,
+        selection: SelectionOptions,
         is_waiting: Wait = False,
         is_yes: Yes = False,
         is_json: Json = False,
@@ -194,7 +194,13 @@ def _change_and_wait(client: Client, action: _Action, changing: Callable[[Callab
 
 
 def _choose(
-    client: Client, action: _Action, selection: Selection, wanted: ExperimentFilter, *, is_yes: bool, is_json: bool
+    client: Client,
+    action: _Action,
+    selection: SelectionOptions,
+    wanted: ExperimentFilter,
+    *,
+    is_yes: bool,
+    is_json: bool,
 ) -> list[int]:
     """Returns the ids of the selected experiments after the user has agreed. Ends the command if there are none."""
     selected = find_selected(client, selection, wanted, action.archived)

@@ -43,7 +43,7 @@ SomeExperimentIds = Annotated[
 
 
 @dataclass(frozen=True)
-class Selection:
+class SelectionOptions:
     """The options of a command that choose experiments; all of them have to hold."""
 
     label: Labels = None
@@ -75,7 +75,7 @@ class Selection:
 
 
 def find_selected(
-    client: Client, selection: Selection, wanted: ExperimentFilter, archived: bool | None
+    client: Client, selection: SelectionOptions, wanted: ExperimentFilter, archived: bool | None
 ) -> list[Experiment]:
     """Returns the experiments of a selection, the oldest first. wanted: the filter that the selection has made.
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gangline.client.async_experiment_calls import AsyncExperimentCalls
 
 T = TypeVar("T")
-R = TypeVar("R", records.Trial, records.Checkpoint)
+R = TypeVar("R", bound=records.Trial | records.Checkpoint)
 
 
 class AsyncMetricsReader(AsyncIterator[StoredMetrics]):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gangline.client.experiment_calls import ExperimentCalls
 
 T = TypeVar("T")
-R = TypeVar("R", records.Trial, records.Checkpoint)
+R = TypeVar("R", bound=records.Trial | records.Checkpoint)
 
 
 class MetricsReader(Iterator[StoredMetrics]):

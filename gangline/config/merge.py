@@ -38,7 +38,7 @@ _VARIABLES: Path = ("environment", "environment_variables")
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class SettingOrigin:
     """The place of a value in the layer that set it."""
 
     source: str  # OWN, or the name of an inherited layer
@@ -50,7 +50,7 @@ class Merged:
     """The result of a merge of layers."""
 
     values: Mapping[str, Any]
-    origin_by_path: Mapping[Path, Origin]  # origin of every value and every key of the result that one layer set
+    origin_by_path: Mapping[Path, SettingOrigin]  # origin of every value and every key of the result that one layer set
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Leaf:
     """A value that is replaced as a whole."""
 
     value: Any
-    origin: Origin
+    origin: SettingOrigin
 
 
 _Node = _Leaf | dict[str, "_Node"] | list["_Node"]
@@ -68,9 +68,9 @@ def merge(layers: Sequence[ConfigLayer], own_values: Mapping[str, Any]) -> Merge
     """Merges the layers, of increasing precedence, and then the experiment's own values."""
     tree: _Node = {}
     for layer in layers:
-        tree = _merge(tree, _annotate(json.loads(layer.config_json), Origin(layer.source, ())), ())
-    tree = _merge(tree, _annotate(own_values, Origin(OWN, ())), ())
-    origins: dict[Path, Origin] = {}
+        tree = _merge(tree, _annotate(json.loads(layer.config_json), SettingOrigin(layer.source, ())), ())
+    tree = _merge(tree, _annotate(own_values, SettingOrigin(OWN, ())), ())
+    origins: dict[Path, SettingOrigin] = {}
     return Merged(_strip(tree, (), origins), origins)
 
 
@@ -132,7 +132,7 @@ def _settings(values: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any
             yield (*path, key), value
 
 
-def _annotate(value: Any, origin: Origin) -> _Node:
+def _annotate(value: Any, origin: SettingOrigin) -> _Node:
     if origin.path in _WHOLE or (isinstance(value, Mapping) and _is_hyperparameter(value, origin.path)):
         return _Leaf(value, origin)
     if isinstance(value, Mapping):
@@ -148,8 +148,8 @@ def _annotate(value: Any, origin: Origin) -> _Node:
     return _Leaf(value, origin)
 
 
-def _below(origin: Origin, key: str | int) -> Origin:
-    return Origin(origin.source, (*origin.path, key))
+def _below(origin: SettingOrigin, key: str | int) -> SettingOrigin:
+    return SettingOrigin(origin.source, (*origin.path, key))
 
 
 def _is_hyperparameter(value: Mapping[str, Any], path: Path) -> bool:
@@ -192,7 +192,7 @@ def _value(node: _Node) -> Any:
     return node.value if isinstance(node, _Leaf) else node
 
 
-def _strip(node: _Node, path: Path, origins: dict[Path, Origin]) -> Any:
+def _strip(node: _Node, path: Path, origins: dict[Path, SettingOrigin]) -> Any:
     """Returns the plain value, and notes the origin of each leaf below it."""
     match node:
         case _Leaf():

@@ -42,7 +42,7 @@ class MoveFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class DataExtent:
     """How far a member's data go."""
 
     revision: int
@@ -76,7 +76,7 @@ def prepare_etcd(layout: Layout, report: Callable[[str], None]) -> EtcdProgram:
     return program
 
 
-def move_etcd_data(layout: Layout, former: EtcdProgram, program: EtcdProgram) -> tuple[Path, Extent]:
+def move_etcd_data(layout: Layout, former: EtcdProgram, program: EtcdProgram) -> tuple[Path, DataExtent]:
     """Returns the folder that keeps the former data, and the extent of the moved ones. Raises MoveFailed and OSError,
     which leave the data as they were."""
     moved = _moved(layout)
@@ -137,7 +137,7 @@ def _restore(layout: Layout, program: EtcdProgram, target: Path) -> None:
     raise MoveFailed(words)
 
 
-def _run_alone(layout: Layout, program: EtcdProgram, data: Path) -> Extent:
+def _run_alone(layout: Layout, program: EtcdProgram, data: Path) -> DataExtent:
     """Runs a member until it has applied its log and raised the data to its series, and stops it in order."""
     description = make_etcd_program(layout, program.path, data)
     for left in description.sockets:
@@ -171,7 +171,7 @@ def _run_alone(layout: Layout, program: EtcdProgram, data: Path) -> Extent:
             left.unlink(missing_ok=True)
 
 
-def _read_extent(socket: Path, program: EtcdProgram) -> Extent | None:
+def _read_extent(socket: Path, program: EtcdProgram) -> DataExtent | None:
     """Returns None while the member does not serve, or has not yet set the series of its data."""
     try:
         if json.loads(_get(socket, "/health")).get("health") != "true":
@@ -180,7 +180,7 @@ def _read_extent(socket: Path, program: EtcdProgram) -> Extent | None:
         if not cluster_version.startswith(f"{render_version(program.series)}."):
             return None
         numbers = dict(line.split() for line in _get(socket, "/metrics").splitlines() if line.startswith(_NAMES))
-        return Extent(int(float(numbers[_REVISION])), int(float(numbers[_KEYS])))
+        return DataExtent(int(float(numbers[_REVISION])), int(float(numbers[_KEYS])))
     except (OSError, ValueError, KeyError, http.client.HTTPException):
         return None
 

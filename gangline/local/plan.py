@@ -43,7 +43,7 @@ class ClusterPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class UpRequest:
     """The arguments of `gangline up` as the user gave them."""
 
     num_agents: int | None = None  # None if left out

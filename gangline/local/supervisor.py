@@ -42,7 +42,7 @@ _WRITE_AGAIN_SECONDS = 1.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-class Reporter:
+class UpReporter:
     """Sends lines of JSON to `up`, as long as it reads them."""
 
     def __init__(self, descriptor: int | None) -> None:
@@ -65,7 +65,7 @@ class Reporter:
 class Supervisor:
     """Runs the services. grace_seconds: how long a stop waits for trials to save their state."""
 
-    def __init__(self, layout: Layout, services: list[Service], reporter: Reporter, grace_seconds: float) -> None:
+    def __init__(self, layout: Layout, services: list[Service], reporter: UpReporter, grace_seconds: float) -> None:
         self._layout = layout
         self._services = services
         self._reporter = reporter
@@ -209,7 +209,7 @@ def say(line: str) -> None:
         os.write(sys.stderr.fileno(), f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n".encode())
 
 
-def _note(reporter: Reporter, line: str) -> None:
+def _note(reporter: UpReporter, line: str) -> None:
     say(line)
     reporter.send("note", text=line)
 
@@ -220,7 +220,7 @@ def main() -> int:
     parser.add_argument("--report-fd", type=int)
     parser.add_argument("--grace-seconds", type=float, default=10.0)
     arguments = parser.parse_args()
-    layout, reporter = Layout(arguments.data_dir), Reporter(arguments.report_fd)
+    layout, reporter = Layout(arguments.data_dir), UpReporter(arguments.report_fd)
     # Orphans of the cluster become children of the supervisor, which reaps them.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:

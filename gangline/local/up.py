@@ -55,7 +55,7 @@ Connect = Callable[[str, str], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningCluster:
     """A cluster that has started."""
 
     login: Login  # login for its clients
@@ -66,7 +66,9 @@ class Running:
     replaced: str = ""  # sentence about the cluster that commands used before, if that one goes on; else empty
 
 
-def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, report: Report, connect: Connect) -> Running:
+def start_cluster(
+    layout: Layout, plan: ClusterPlan, grace_seconds: float, report: Report, connect: Connect
+) -> RunningCluster:
     """Starts a cluster. report: gets a line for each step. Raises GanglineError: local.*, etcd.no_binary."""
     layout_is_free(layout)
     check_packages()
@@ -89,10 +91,10 @@ def start_cluster(layout: Layout, plan: ClusterPlan, grace_seconds: float, repor
         if isinstance(failure, GanglineError) and failure.code.startswith("rpc."):
             raise GanglineError("local.not_joined", f"the cluster does not answer: {failure.message}") from failure
         raise
-    return Running(login, supervisor, plan.num_agents, num_slots, exposure, take_login(login))
+    return RunningCluster(login, supervisor, plan.num_agents, num_slots, exposure, take_login(login))
 
 
-def use_cluster(layout: Layout, connect: Connect) -> tuple[Running, ClusterPlan]:
+def use_cluster(layout: Layout, connect: Connect) -> tuple[RunningCluster, ClusterPlan]:
     """Makes commands use the cluster that runs in this directory. Returns its plan too. Raises GanglineError
     `local.not_ready` while it does not answer."""
     table = load_table(layout.processes)
@@ -112,7 +114,7 @@ def use_cluster(layout: Layout, connect: Connect) -> tuple[Running, ClusterPlan]
         raise failure.reworded(f"a cluster runs in {layout.root} already, but it does not answer: {why}") from failure
     exposure = next(filter(None, exposures), "")
     replaced = take_login(login)
-    return Running(login, table.supervisor, cluster.num_agents, cluster.num_slots, exposure, replaced), plan
+    return RunningCluster(login, table.supervisor, cluster.num_agents, cluster.num_slots, exposure, replaced), plan
 
 
 def stop_local_cluster(layout: Layout, grace_seconds: float, report: Report) -> bool:

@@ -18,7 +18,7 @@ import yaml
 from gangline.config.yaml_document import parse_document
 from gangline.errors import GanglineError, invalid
 from gangline.migrate.cluster_settings import Settings, migrate_agent, migrate_master
-from gangline.migrate.cluster_source import Entry
+from gangline.migrate.cluster_source import KeyResult
 from gangline.text_file import read_text
 
 _HEADER_BY_FILE = {
@@ -34,7 +34,7 @@ class Migration:
     """The result of a migration of cluster files."""
 
     text_by_name: Mapping[str, str]  # texts of the files to write
-    entries: Sequence[Entry]  # result for each key
+    entries: Sequence[KeyResult]  # result for each key
 
 
 def migrate_cluster(master: Path, agent: Path | None = None) -> Migration:

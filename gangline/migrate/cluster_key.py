@@ -18,23 +18,23 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class KeyRule:
     """The rule for one key."""
 
     fate: Fate
     note: str  # where the value goes, or why it goes nowhere and what to do
 
 
-def _taken(*rows: tuple[str, str]) -> dict[str, Row]:
-    return {key: Row(Fate.TAKEN, note) for key, note in rows}
+def _taken(*rows: tuple[str, str]) -> dict[str, KeyRule]:
+    return {key: KeyRule(Fate.TAKEN, note) for key, note in rows}
 
 
-def _absent(note: str, *keys: str) -> dict[str, Row]:
-    return {key: Row(Fate.ABSENT, note) for key in keys}
+def _absent(note: str, *keys: str) -> dict[str, KeyRule]:
+    return {key: KeyRule(Fate.ABSENT, note) for key in keys}
 
 
-def _decide(note: str, *keys: str) -> dict[str, Row]:
-    return {key: Row(Fate.DECIDE, note) for key in keys}
+def _decide(note: str, *keys: str) -> dict[str, KeyRule]:
+    return {key: KeyRule(Fate.DECIDE, note) for key in keys}
 
 
 _NO_CONTAINERS = "ranks are processes of the host, so it is the host's"
@@ -45,7 +45,7 @@ _HOOK = "no hook runs for all trials; put its lines into the startup-hook.sh of 
 _IMAGE_LOGIN = "a secret, so it is not written; log podman or docker of the agents in to the registry"
 
 
-def _container_defaults(prefix: str, template: str) -> dict[str, Row]:
+def _container_defaults(prefix: str, template: str) -> dict[str, KeyRule]:
     """Returns the rows of a section task_container_defaults. template: the file that holds what it sets."""
     return {
         **_taken(
@@ -70,12 +70,12 @@ def _container_defaults(prefix: str, template: str) -> dict[str, Row]:
     }
 
 
-def _scheduler(prefix: str) -> dict[str, Row]:
+def _scheduler(prefix: str) -> dict[str, KeyRule]:
     keys = ("type", "fitting_policy", "default_priority", "preemption", "allow_heterogeneous_fits")
     return _taken(*((f"{prefix}.{key}", f"scheduler.toml: resource_pools, scheduler.{key}") for key in keys))
 
 
-MASTER: Mapping[str, Row] = {
+MASTER: Mapping[str, KeyRule] = {
     **_taken(
         ("port", "gateway.toml: http_listen"),
         ("log.level", "scheduler.toml and gateway.toml: log_level"),
@@ -235,7 +235,7 @@ MASTER: Mapping[str, Row] = {
     **_absent("ranks take ports that the kernel chooses", "reserved_ports"),
 }
 
-AGENT: Mapping[str, Row] = {
+AGENT: Mapping[str, KeyRule] = {
     **_taken(
         ("master_host", "agent.toml: scheduler_addresses, with the scheduler's port 8082"),
         ("agent_id", "agent.toml: id"),

@@ -18,7 +18,7 @@ from gangline.config.layer.template_check import check_template
 from gangline.config.section import describe
 from gangline.errors import GanglineError
 from gangline.migrate.cluster_key import AGENT, MASTER, Fate
-from gangline.migrate.cluster_source import Entry, KeyPath, Source
+from gangline.migrate.cluster_source import ClusterSource, KeyPath, KeyResult
 
 _LEVELS = {"trace": "debug", "debug": "debug", "info": "info", "warning": "warning", "warn": "warning",
            "error": "error", "fatal": "error", "panic": "error"}  # fmt: skip
@@ -53,9 +53,9 @@ class Settings:
     values: Mapping[str, Any]
 
 
-def migrate_master(values: Mapping[str, Any]) -> tuple[list[Settings], list[Entry]]:
+def migrate_master(values: Mapping[str, Any]) -> tuple[list[Settings], list[KeyResult]]:
     """Returns the settings of scheduler and gateway, the templates, and what became of each key of a master.yaml."""
-    source = Source("master.yaml", values, MASTER)
+    source = ClusterSource("master.yaml", values, MASTER)
     storage_url = _storage_url(source)
     shared: dict[str, Any] = {"cluster_token_file": "/etc/gangline/cluster.token", "storage_url": storage_url}
     level = _log_level(source)
@@ -83,9 +83,9 @@ def migrate_master(values: Mapping[str, Any]) -> tuple[list[Settings], list[Entr
     return [Settings("scheduler.toml", scheduler), Settings("gateway.toml", gateway), *templates], source.entries
 
 
-def migrate_agent(values: Mapping[str, Any]) -> tuple[list[Settings], list[Entry]]:
+def migrate_agent(values: Mapping[str, Any]) -> tuple[list[Settings], list[KeyResult]]:
     """Returns the settings of an agent, and what became of each key of an agent.yaml."""
-    source = Source("agent.yaml", values, AGENT)
+    source = ClusterSource("agent.yaml", values, AGENT)
     host = source.text("master_host")
     address = f"{_host(host or '127.0.0.1')}:{_SCHEDULER_PORT}"
     if not host:
@@ -112,7 +112,7 @@ def migrate_agent(values: Mapping[str, Any]) -> tuple[list[Settings], list[Entry
     return [Settings("agent.toml", agent)], source.entries
 
 
-def _slots(source: Source) -> str:
+def _slots(source: ClusterSource) -> str:
     """Returns the setting `slots`; empty for the default."""
     number, kind = source.number(0, _MOST_SLOTS, "artificial_slots"), source.text("slot_type")
     if number:
@@ -135,7 +135,7 @@ def _slots(source: Source) -> str:
     return ""
 
 
-def _log_level(source: Source) -> str:
+def _log_level(source: ClusterSource) -> str:
     level = source.text("log", "level")
     if level and level.lower() not in _LEVELS:
         levels = ", ".join(dict.fromkeys(_LEVELS.values()))
@@ -143,7 +143,7 @@ def _log_level(source: Source) -> str:
     return _LEVELS.get((level or "").lower(), "")
 
 
-def _pools(source: Source) -> list[dict[str, Any]]:
+def _pools(source: ClusterSource) -> list[dict[str, Any]]:
     """Returns the pools of scheduler.toml. A pool without a scheduler of its own has that of the resource manager."""
     common = _scheduler(source, ("resource_manager", "scheduler"))
     pools = source.values.get("resource_pools")
@@ -167,7 +167,7 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
 }
 
 
-def _scheduler(source: Source, path: KeyPath) -> dict[str, Any]:
+def _scheduler(source: ClusterSource, path: KeyPath) -> dict[str, Any]:
     found: dict[str, Any] = {key: value for key in _ALLOWED if (value := source.text(*path, key))}
     for key in ("preemption", "allow_heterogeneous_fits"):
         flag = source.get(bool, *path, key)
@@ -190,14 +190,14 @@ def _completed(found: Mapping[str, Any]) -> dict[str, Any]:
     return scheduler
 
 
-def _note_manager(source: Source) -> None:
+def _note_manager(source: ClusterSource) -> None:
     kind = source.text("resource_manager", "type")
     if kind and kind != "agent":
         source.note(("resource_manager", "type"), Fate.DECIDE,
                     f"there is no {kind} here: install an agent on each GPU host, see docs/cluster.md")  # fmt: skip
 
 
-def _storage_url(source: Source) -> str:
+def _storage_url(source: ClusterSource) -> str:
     """Returns the URL of a folder of our own, so that no file of either system is in the other's way."""
     section = "checkpoint_storage"
     kind = source.text(section, "type")
@@ -230,7 +230,7 @@ def _joined(place: str, below: str) -> str:
     return f"{place}/{below.strip('/')}".rstrip("/") if below.strip("/") else place
 
 
-def _own(source: Source, place: str, key: str) -> str:
+def _own(source: ClusterSource, place: str, key: str) -> str:
     if "::" in place:
         source.note(("checkpoint_storage", key), Fate.DECIDE, "it has '::', which stands for chains of storages")
         place = ""
@@ -239,7 +239,7 @@ def _own(source: Source, place: str, key: str) -> str:
     return f"{place.rstrip('/')}/{_OWN_FOLDER}" if place else f"/mnt/{_OWN_FOLDER}"
 
 
-def _database_url(source: Source) -> str:
+def _database_url(source: ClusterSource) -> str:
     """Returns the URL of a database of our own on the same server. libpq reads the password elsewhere."""
     host = source.text("db", "host")
     port, user = _port(source), source.text("db", "user")
@@ -255,7 +255,7 @@ def _database_url(source: Source) -> str:
     return f"postgresql://{who}{where}/gangline" + (f"?{urlencode(options)}" if options else "")
 
 
-def _port(source: Source) -> str:
+def _port(source: ClusterSource) -> str:
     port = source.get(object, "db", "port")
     if port is None or (str(port).isdigit() and 0 < int(str(port)) < 2**16):
         return "" if port is None else str(port)
@@ -267,7 +267,7 @@ def _host(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def _templates(source: Source) -> list[Settings]:
+def _templates(source: ClusterSource) -> list[Settings]:
     """Returns the templates of experiments: of all, and of pools with defaults of their own."""
     common = _container_template(source, ("task_container_defaults",))
     pool = source.text("resource_manager", "default_compute_resource_pool")
@@ -289,7 +289,7 @@ def _templates(source: Source) -> list[Settings]:
     return templates
 
 
-def _container_template(source: Source, path: KeyPath) -> dict[str, Any]:
+def _container_template(source: ClusterSource, path: KeyPath) -> dict[str, Any]:
     """Returns a template of the defaults of containers. A value that an experiment's file would not accept is named and
     left out."""
     template: dict[str, Any] = {}

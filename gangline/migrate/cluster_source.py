@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gangline.config.section import describe
-from gangline.migrate.cluster_key import Fate, Row
+from gangline.migrate.cluster_key import Fate, KeyRule
 from gangline.printable import find_unprintable
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ _NAMES: dict[type, str] = {int: "whole number", str: "text", bool: "boolean", li
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeyResult:
     """The result for one key."""
 
     file: str  # master.yaml or agent.yaml
@@ -31,13 +31,13 @@ class Entry:
 
 
 @dataclass
-class Source:
+class ClusterSource:
     """Reads the values of one of Determined's files, and notes which keys were read."""
 
     file: str
     values: Mapping[str, Any]
-    rows: Mapping[str, Row]  # the rule for each key
-    entries: list[Entry] = field(default_factory=list)  # results so far
+    rows: Mapping[str, KeyRule]  # the rule for each key
+    entries: list[KeyResult] = field(default_factory=list)  # results so far
     _seen: set[KeyPath] = field(default_factory=set)
 
     def get(self, kind: type[T], *path: str | int) -> T | None:
@@ -78,7 +78,7 @@ class Source:
         """Notes what becomes of a key; a later note replaces an earlier one."""
         shown = _shown(path)
         self.entries[:] = [entry for entry in self.entries if entry.path != shown]
-        self.entries.append(Entry(self.file, shown, fate, note))
+        self.entries.append(KeyResult(self.file, shown, fate, note))
         self._seen.add(path)
 
     def note_rest(self) -> None:

@@ -56,7 +56,7 @@ class _Left(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class OutputEntry:
     """A file or a link below the folder."""
 
     path: str
@@ -96,7 +96,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class OutputTarget:
     """The place in the storage."""
 
     filesystem: Any  # a filesystem of fsspec
@@ -144,11 +144,11 @@ class Target:
 
 
 @dataclass(slots=True)
-class Keeper:
+class OutputKeeper:
     """Copies what one folder has. Call `run` once."""
 
     folder: Path
-    target: Target
+    target: OutputTarget
     report: Report
     _left_bytes: int = MOST_BYTES
     _kept: list[tuple[str, os.stat_result]] = field(default_factory=list)
@@ -175,7 +175,7 @@ class Keeper:
         for path, status in self._kept:
             self._remove(path, status)
 
-    def _keep(self, entry: Entry) -> None:
+    def _keep(self, entry: OutputEntry) -> None:
         if entry.why:
             raise _Left(entry.why)
         self.report.progress()
@@ -193,7 +193,7 @@ class Keeper:
         self._kept.append((entry.path, status))
         self.report.write(kept=entry.path, bytes=status.st_size)
 
-    def _open(self, entry: Entry) -> int:
+    def _open(self, entry: OutputEntry) -> int:
         path = entry.path
         if entry.is_link:
             root = os.path.realpath(self.folder)
@@ -227,7 +227,7 @@ class Keeper:
                 os.close(handle)
 
 
-def first_entries(folder: Path, report: Report) -> list[Entry]:
+def first_entries(folder: Path, report: Report) -> list[OutputEntry]:
     """Returns the entries up to the limit, and reports that there are more."""
     entries = list(islice(find_entries(folder), MOST_FILES + 1))
     if len(entries) > MOST_FILES:
@@ -235,7 +235,7 @@ def first_entries(folder: Path, report: Report) -> list[Entry]:
     return entries[:MOST_FILES]
 
 
-def find_entries(folder: Path) -> Iterator[Entry]:
+def find_entries(folder: Path) -> Iterator[OutputEntry]:
     """Yields the files and links below a folder, the names of each folder in their order, and follows no link. What is
     neither, and a folder that cannot be listed, is yielded with the reason why it is not kept."""
     waiting = [""]
@@ -247,16 +247,16 @@ def find_entries(folder: Path) -> Iterator[Entry]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            yield Entry(below or ".", why=f"the folder cannot be listed: {error.strerror}")
+            yield OutputEntry(below or ".", why=f"the folder cannot be listed: {error.strerror}")
             continue
         for name, mode in names:
             path = f"{below}/{name}" if below else name
             if not stat.S_ISDIR(mode):
                 is_known = stat.S_ISREG(mode) or stat.S_ISLNK(mode)
                 why = find_bad_path(path) if is_known else "it is neither a file nor a link"
-                yield Entry(path, stat.S_ISLNK(mode), why)
+                yield OutputEntry(path, stat.S_ISLNK(mode), why)
             elif path.count("/") >= _MOST_DEPTH:
-                yield Entry(path, why=f"it lies more than {_MOST_DEPTH} folders deep")
+                yield OutputEntry(path, why=f"it lies more than {_MOST_DEPTH} folders deep")
             else:
                 folders.append(path)
         waiting.extend(reversed(folders))
@@ -287,12 +287,12 @@ def _callback(progress: Callable[[], None]) -> Any:
     return Progress()
 
 
-def open_target(storage_url: str, marker: str, path: str, writer: str) -> Target:
+def open_target(storage_url: str, marker: str, path: str, writer: str) -> OutputTarget:
     """Raises GanglineError `storage.away` for a storage folder without its marker file, ValueError and ImportError for
     a URL that cannot be opened."""
     CheckpointStore(storage_url, marker=marker).check_present()
     filesystem, root = fsspec.core.url_to_fs(storage_url)
-    return Target(filesystem, f"{str(root).rstrip('/')}/{path}", writer)
+    return OutputTarget(filesystem, f"{str(root).rstrip('/')}/{path}", writer)
 
 
 def run(order: Mapping[str, Any], stream: TextIO) -> None:
@@ -305,7 +305,7 @@ def run(order: Mapping[str, Any], stream: TextIO) -> None:
         for entry in first_entries(folder, report):
             report.leave(entry.path, describe(error))
         return
-    Keeper(folder, target, report).run()
+    OutputKeeper(folder, target, report).run()
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class AgentIdentity:
     """The properties in an agent's hello that do not change while it runs."""
 
     id: str
@@ -48,7 +48,7 @@ class LocalAgent:
     undelivered: records of ended attempts that no gateway has taken.
     """
 
-    def __init__(self, identity: Identity, slots: Slots, journal: Journal, roster: Roster) -> None:
+    def __init__(self, identity: AgentIdentity, slots: Slots, journal: Journal, roster: Roster) -> None:
         self.identity = identity
         self.slots = slots
         self.interfaces: tuple[NetworkInterface, ...] = host.list_interfaces()

@@ -20,7 +20,7 @@ from gangline.domain.state import ExitKind
 from gangline.errors import invalid
 from gangline.protocol import wire
 from gangline.v1 import agent_pb2
-from services.agent.agent import Identity, LocalAgent
+from services.agent.agent import AgentIdentity, LocalAgent
 from services.agent.allocations.journal import Journal, open_journal
 from services.agent.allocations.launcher import Launcher, RunnerProgram
 from services.agent.allocations.roster import Roster
@@ -89,7 +89,7 @@ class _Running:
         )
         metrics_address = serve_metrics(settings.metrics_listen) if settings.metrics_listen else ""
         self._metrics_address = settings.advertised(metrics_address) if metrics_address else ""
-        identity = Identity(settings.id, settings.pool, settings.labels, self._metrics_address, exposure)
+        identity = AgentIdentity(settings.id, settings.pool, settings.labels, self._metrics_address, exposure)
         policy = Policy(settings.health_confirmations, settings.health_good_checks, settings.health_window_seconds)
         self._monitor = SlotMonitor(slots, policy, settings.health_seconds, settings.state_dir, self._on_slots)
         self._agent = LocalAgent(identity, self._monitor.slots, journal, roster)

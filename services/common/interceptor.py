@@ -21,7 +21,7 @@ from prometheus_client import Counter, Histogram
 
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.protocol.rpc import MAX_MESSAGE_BYTES, asks_to_catch_up, find_token, status_of
-from services.common.access.call_limit import CallLimits, Guard, OpenReader, PeerCount, too_slow
+from services.common.access.call_limit import CallLimits, OpenReader, PeerCount, StrangerGuard, too_slow
 from services.common.connection.peer import peer_host
 
 _log = structlog.get_logger(__name__)
@@ -194,7 +194,7 @@ class _Call:
 
         return grpc.stream_stream_rpc_method_handler(cast("Any", run))
 
-    def wrap_open(self, handler: Any, guard: Guard, reader: OpenReader) -> grpc.RpcMethodHandler[Any, Any]:
+    def wrap_open(self, handler: Any, guard: StrangerGuard, reader: OpenReader) -> grpc.RpcMethodHandler[Any, Any]:
         """Wraps a unary method that needs no token. It is a stream for grpc, so that nothing of a call is read before
         the guard has judged the caller's address."""
         deserialize = self._deserializer(handler.request_deserializer)

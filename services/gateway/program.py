@@ -37,7 +37,7 @@ from services.gateway.history.database import open_database
 from services.gateway.history.eraser import Eraser
 from services.gateway.history.reader import Reader
 from services.gateway.history.retention_policy import FOR_EVER, Days
-from services.gateway.history.retention_sweep import Retention
+from services.gateway.history.retention_sweep import RetentionSweep
 from services.gateway.history.saved_view import SavedViewStore
 from services.gateway.history.usage_recorder import UsageRecorder
 from services.gateway.history.writer import Writer
@@ -136,7 +136,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         measuring = asyncio.create_task(SizeWatch(mirror, engine, storage).run(), name="sizes")
         parts.push_async_callback(cancel, measuring)
         days = Days(settings.log_retention_days, settings.metric_retention_days)
-        retiring = asyncio.create_task(Retention(mirror, engine, days).run(), name="retention")
+        retiring = asyncio.create_task(RetentionSweep(mirror, engine, days).run(), name="retention")
         parts.push_async_callback(cancel, retiring)
         removal = _start_cleanup(parts, mirror, leader, storage, history)
         authenticator = Authenticator(mirror, token)

@@ -35,7 +35,7 @@ from services.trial_runner.watchdog.beats import Beats, RemoteBeats
 from services.trial_runner.watchdog.watchdog import Watchdog
 
 
-class Parts:
+class AttemptParts:
     """The parts of one attempt. Made on the event loop."""
 
     def __init__(

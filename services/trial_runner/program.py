@@ -29,7 +29,7 @@ from services.common.state_folder import SharedFolder
 from services.common.telemetry import configure_logging
 from services.trial_runner import exit_file
 from services.trial_runner.gang.gang_plan import needs_no_warmth
-from services.trial_runner.parts import Parts
+from services.trial_runner.parts import AttemptParts
 from services.trial_runner.ranks.nursery_client import NurseryProcess, end_nursery, fork_nursery
 from services.trial_runner.runner import TrialRunner
 from services.trial_runner.start_error import kind_of
@@ -139,7 +139,7 @@ class _Process:
     async def _run(self, folder: SharedFolder, spec: runner_pb2.RunnerSpec) -> int:
         nursery, self.nursery = self.nursery, None
         try:
-            parts = Parts(folder, spec, self.rank_forkserver, nursery)
+            parts = AttemptParts(folder, spec, self.rank_forkserver, nursery)
         except OSError as error:
             return _end_early(folder, f"the trial runner cannot start: {error}", error)
         keeps_nursery = self.agent is not None and nursery is not None

@@ -34,7 +34,7 @@ from services.trial_runner.gang.outcome import (
     signature_of,
 )
 from services.trial_runner.gang.rendezvous import RendezvousFailed
-from services.trial_runner.parts import Parts
+from services.trial_runner.parts import AttemptParts
 from services.trial_runner.rank_setup import RankSetup, RankStart
 from services.trial_runner.ranks.nursery_client import NurseryProcess
 from services.trial_runner.ranks.rank_group import RankGroup
@@ -60,7 +60,7 @@ class TrialRunner:
     on_up: called once the ranks run.
     """
 
-    def __init__(self, parts: Parts, *, keeps_nursery: bool, on_up: Callable[[], None]) -> None:
+    def __init__(self, parts: AttemptParts, *, keeps_nursery: bool, on_up: Callable[[], None]) -> None:
         self.released: NurseryProcess | None = None
         self._parts = parts
         self._events = parts.events

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 import grpc
 
-from gangline.v1 import gateway_pb2_grpc, project_pb2, scheduler_pb2_grpc, types_pb2
+from gangline.v1 import project_pb2, scheduler_pb2_grpc, types_pb2
+from tests.support.part_of_gateway import Servicer
 
 
 async def _refuse(_service: object, _request: object, context: Any) -> NoReturn:
@@ -36,7 +37,7 @@ class UnservedByLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
     RevokeToken: Any = _refuse
 
 
-class StandInProjects(gateway_pb2_grpc.GatewayServiceServicer):
+class StandInProjects(Servicer):
     """A change answers with the first record and changes nothing. The stand-in gateway provides the other members."""
 
     experiments: dict[int, types_pb2.Experiment]

@@ -13,7 +13,7 @@ from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import Availability, ExitKind
 from gangline.protocol import wire
 from services.common.etcd import Delete, KeyValue, Put
-from services.scheduler.leader.planner_snapshot import Memory, take_snapshot
+from services.scheduler.leader.planner_snapshot import SnapshotMemory, take_snapshot
 from services.scheduler.placement import Assignment, Plan, PoolConfig, Snapshot, plan
 from services.scheduler.placement.request.order import by_priority
 from services.scheduler.state.codec import operations_of, record_of
@@ -86,7 +86,7 @@ class Leader:
         self.store = store
         self.epoch = store.epoch
         self.state = store.load()
-        self.seen = Memory()
+        self.seen = SnapshotMemory()
 
     def commit(self, transition: Callable[[Records], StateChange]) -> StateChange:
         """As the real store does: computed on a draft, memory follows only what was accepted."""

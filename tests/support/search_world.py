@@ -17,7 +17,7 @@ from services.scheduler.placement import Assignment, Plan, plan
 from services.scheduler.searcher.interface import Brief
 from services.scheduler.searcher.replay import keep_searcher, take_searcher
 from services.scheduler.searcher.sampled import Sampled
-from services.scheduler.searcher.study import Record, Study
+from services.scheduler.searcher.study import Study, StudyRecord
 from services.scheduler.state.codec import operations_of, record_of
 from services.scheduler.state.records import SchedulerState, StateChange, get
 from services.scheduler.state.rules import Rules
@@ -85,7 +85,7 @@ class SearchWorld:
             return {}
         self._study = self._study or Study(Brief(settled.searcher, settled.hyperparameters, self.search.seed))
         known = [json.loads(trial.hyperparameters_json) for trial in self.trials]
-        return self._study.suggest(Record(known, searcher.told, searcher.num_told_by_number), 8)
+        return self._study.suggest(StudyRecord(known, searcher.told, searcher.num_told_by_number), 8)
 
     def place(self) -> list[str]:
         """Everything that is not held starts; their trials."""

@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
 
@@ -104,7 +104,7 @@ class StandInGateway(StandInProjects, StandInUsers):
 
     def start(self, address: str = "127.0.0.1:0") -> None:
         self._server = grpc.server(ThreadPoolExecutor(self._num_threads), options=rpc.SERVER_OPTIONS)
-        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(self, self._server)
+        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(cast("Any", self), self._server)
         host, _, _ = address.rpartition(":")
         self.address = f"{host}:{self._server.add_insecure_port(address)}"
         self._server.start()

@@ -10,12 +10,13 @@ from typing import Any
 from gangline.domain.user import hash_password
 from gangline.errors import ErrorKind, GanglineError
 from gangline.protocol import rpc
-from gangline.v1 import gateway_pb2_grpc, user_pb2
+from gangline.v1 import user_pb2
+from tests.support.part_of_gateway import Servicer
 
 PASSWORD = "Password-of-ann-1"
 
 
-class StandInUsers(gateway_pb2_grpc.GatewayServiceServicer):
+class StandInUsers(Servicer):
     """session: what a login with the right password gets. user_changes: those that came in. The stand-in gateway
     provides the other members."""
 

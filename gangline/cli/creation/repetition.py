@@ -18,7 +18,7 @@ MAX_ENTRIES = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class MachineTime:
     """A time on the clocks of this machine."""
 
     wall: float  # seconds since 1970
@@ -27,7 +27,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SubmitEntry:
     """One submit."""
 
     digest: str  # digest of its content and its user
@@ -40,7 +40,7 @@ class Entry:
     num_commands: int = 1  # number of commands that have sent this request id
 
 
-def age_of(entry: Entry, clock: Clock) -> float:
+def age_of(entry: SubmitEntry, clock: MachineTime) -> float:
     """Returns the age in seconds. Within one boot of a machine it is exact. Else it uses the wall clock, which may have
     been set back since."""
     if entry.boot_id == clock.boot_id:
@@ -48,7 +48,7 @@ def age_of(entry: Entry, clock: Clock) -> float:
     return max(0.0, clock.wall - entry.wall)
 
 
-def living(entries: Iterable[Entry], clock: Clock) -> list[Entry]:
+def living(entries: Iterable[SubmitEntry], clock: MachineTime) -> list[SubmitEntry]:
     """Returns the entries that are not too old, oldest first. An entry from the future counts from now on, so that it
     will expire."""
     clamped = [replace(entry, wall=min(entry.wall, clock.wall)) for entry in entries]
@@ -57,18 +57,20 @@ def living(entries: Iterable[Entry], clock: Clock) -> list[Entry]:
     return kept[-MAX_ENTRIES:]
 
 
-def find_earlier(entries: Iterable[Entry], digest: str, cluster: str) -> Entry | None:
+def find_earlier(entries: Iterable[SubmitEntry], digest: str, cluster: str) -> SubmitEntry | None:
     """Returns the newest submit of the same content to the same cluster. cluster: empty for any of them."""
     same = [entry for entry in entries if entry.digest == digest and cluster in ("", entry.cluster)]
     return same[-1] if same else None
 
 
-def begun(entries: Iterable[Entry], entry: Entry) -> list[Entry]:
+def begun(entries: Iterable[SubmitEntry], entry: SubmitEntry) -> list[SubmitEntry]:
     """Returns the entries with this one as the newest, in place of its own earlier state."""
     return [*(earlier for earlier in entries if earlier.request_id != entry.request_id), entry]
 
 
-def created(entries: Iterable[Entry], request_id: str, experiment_id: int, clock: Clock) -> list[Entry]:
+def created(
+    entries: Iterable[SubmitEntry], request_id: str, experiment_id: int, clock: MachineTime
+) -> list[SubmitEntry]:
     """Returns the entries with the experiment that this request has made, now or when it was sent first."""
     wall, boot, boot_id = clock.wall, clock.boot, clock.boot_id
     return [
@@ -79,7 +81,7 @@ def created(entries: Iterable[Entry], request_id: str, experiment_id: int, clock
     ]
 
 
-def failed(entries: Iterable[Entry], request_id: str) -> list[Entry]:
+def failed(entries: Iterable[SubmitEntry], request_id: str) -> list[SubmitEntry]:
     """Returns the entries without this request, whose command has certainly created nothing. The entry stays where
     another command has sent the request as well, because that one may have created an experiment."""
     return [entry for entry in entries if entry.request_id != request_id or entry.num_commands > 1]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gangline.cli.creation.repetition import Entry, age_of
+from gangline.cli.creation.repetition import SubmitEntry, age_of
 from gangline.cli.creation.submit_memory import SubmitMemory, read_clock
 from gangline.cli.output.terminal import can_ask, complain, mention
 from gangline.cli.shared import say_on_interrupt
@@ -109,7 +109,7 @@ def _find_cluster(client: Client, memory: SubmitMemory, digest: str) -> str:
         raise error.reworded(text) from error
 
 
-def _may_repeat(client: Client, earlier: Entry, is_quiet: bool) -> bool:
+def _may_repeat(client: Client, earlier: SubmitEntry, is_quiet: bool) -> bool:
     """Asks the user to confirm. Raises GanglineError `experiment.repeated` where there is no terminal for the
     question."""
     number, age = earlier.experiment_id, age_of(earlier, read_clock())

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from gangline.cli.creation.repetition import Clock, Entry, begun, created, failed, find_earlier, living
+from gangline.cli.creation.repetition import MachineTime, SubmitEntry, begun, created, failed, find_earlier, living
 from gangline.login import home, write_private
 
 
@@ -25,11 +25,11 @@ class SubmitMemory:
     def __init__(self, folder: Path | None = None) -> None:
         self._path = (folder or home()) / "submits.json"
 
-    def find(self, digest: str, cluster: str) -> Entry | None:
+    def find(self, digest: str, cluster: str) -> SubmitEntry | None:
         """Returns an earlier submit of the same content that is not too old. cluster: empty for any."""
         return find_earlier(living(self._load(), read_clock()), digest, cluster)
 
-    def begin(self, digest: str, cluster: str, request_id: str, *, allowed: int | None = 0) -> Entry:
+    def begin(self, digest: str, cluster: str, request_id: str, *, allowed: int | None = 0) -> SubmitEntry:
         """Records a submit before it is sent, and returns the recorded entry.
 
         An earlier submit of the same content with an unknown outcome is taken over with its request id. An earlier one
@@ -37,7 +37,7 @@ class SubmitMemory:
         experiment. allowed: None looks for no earlier submit.
         """
         clock = read_clock()
-        entry = Entry(digest, cluster, request_id, clock.wall, clock.boot, clock.boot_id)
+        entry = SubmitEntry(digest, cluster, request_id, clock.wall, clock.boot, clock.boot_id)
         with self._locked() as entries:
             kept = living(entries, clock)
             earlier = None if allowed is None else find_earlier(kept, digest, cluster)
@@ -59,7 +59,7 @@ class SubmitMemory:
             self._save(failed(living(entries, read_clock()), request_id))
 
     @contextmanager
-    def _locked(self) -> Iterator[list[Entry]]:
+    def _locked(self) -> Iterator[list[SubmitEntry]]:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # The lock is on a file of its own, because each save replaces the other file.
         descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -69,17 +69,17 @@ class SubmitMemory:
         finally:
             os.close(descriptor)
 
-    def _load(self) -> list[Entry]:
+    def _load(self) -> list[SubmitEntry]:
         try:
-            return [Entry(**fields) for fields in json.loads(self._path.read_text("utf-8"))]
+            return [SubmitEntry(**fields) for fields in json.loads(self._path.read_text("utf-8"))]
         except (OSError, ValueError, TypeError):
             return []
 
-    def _save(self, entries: list[Entry]) -> None:
+    def _save(self, entries: list[SubmitEntry]) -> None:
         write_private(self._path, json.dumps([asdict(entry) for entry in entries], indent=1) + "\n")
 
 
-def read_clock() -> Clock:
+def read_clock() -> MachineTime:
     """Reads the clock by which entries age."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -87,4 +87,4 @@ def read_clock() -> Clock:
     except (OSError, AttributeError):
         # Without a boot clock each process counts as a boot of its own, so ages come from the wall clock.
         boot_id, boot = f"none-{os.getpid()}", 0.0
-    return Clock(time.time(), boot, boot_id)
+    return MachineTime(time.time(), boot, boot_id)

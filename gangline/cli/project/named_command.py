@@ -68,7 +68,7 @@ class Defaults(Options):
 
 
 @dataclass(frozen=True)
-class Group:
+class CommandGroup:
     """What sets the commands about one kind of named records apart."""
 
     kind: NamedKind[Any]
@@ -79,14 +79,14 @@ class Group:
     deleted_with_it: str = ""  # what a deletion deletes beside it, as a question says it
 
 
-def add_create(app: typer.Typer, group: Group) -> None:
+def add_create(app: typer.Typer, group: CommandGroup) -> None:
     @app.command("create", help=group.helps["create"])
     @spread(names=_names_of(group), options=group.options)
     def create(names: Any, options: Options, is_json: Json = False) -> None:
         _change(group, "create", names, is_json, options.arguments())
 
 
-def add_changes(app: typer.Typer, group: Group) -> None:
+def add_changes(app: typer.Typer, group: CommandGroup) -> None:
     @app.command("edit", help=group.helps["edit"])
     @spread(names=_names_of(group), new_name=group.new_name, options=group.options)
     def edit(names: Any, *, new_name: Any = None, options: Options, is_json: Json = False) -> None:
@@ -113,11 +113,11 @@ def add_changes(app: typer.Typer, group: Group) -> None:
         show({"name": name, "state": "DELETED"}, is_json, lambda: [f"deleted {what}"])
 
 
-def _names_of(group: Group) -> type:
+def _names_of(group: CommandGroup) -> type:
     return make_dataclass("Names", group.names.items())
 
 
-def _change(group: Group, verb: str, names: Any, is_json: bool, values: Mapping[str, Any]) -> None:
+def _change(group: CommandGroup, verb: str, names: Any, is_json: bool, values: Mapping[str, Any]) -> None:
     with connect() as client:
         record = _call(client, group, verb, names, values)
     done = f"{verb.removesuffix('e')}ed"
@@ -125,11 +125,11 @@ def _change(group: Group, verb: str, names: Any, is_json: bool, values: Mapping[
     show(record, is_json, lambda: [line])
 
 
-def _call(client: Client, group: Group, verb: str, names: Any, values: Mapping[str, Any]) -> Any:
+def _call(client: Client, group: CommandGroup, verb: str, names: Any, values: Mapping[str, Any]) -> Any:
     return getattr(client, f"{verb}_{group.kind.noun}")(*astuple(names), **values)
 
 
-def _place(group: Group, names: Any) -> str:
+def _place(group: CommandGroup, names: Any) -> str:
     parents = astuple(names)[:-1]
     return f" of {group.kind.parent.noun} {parents[-1]}" if group.kind.parent is not None else ""
 

@@ -11,8 +11,8 @@ import typer
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age
 from gangline.cli.project.named_command import (
+    CommandGroup,
     Defaults,
-    Group,
     Options,
     ProjectName,
     WorkspaceName,
@@ -50,7 +50,7 @@ class _Options(Defaults, _Described):
     """The options of the last base come first."""
 
 
-_GROUP = Group(
+_GROUP = CommandGroup(
     PROJECT,
     {"workspace": WorkspaceName, "name": ProjectName},
     _Options,

@@ -8,7 +8,7 @@ import typer
 
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.text import format_age
-from gangline.cli.project.named_command import Defaults, Group, WorkspaceName, add_changes, add_create
+from gangline.cli.project.named_command import CommandGroup, Defaults, WorkspaceName, add_changes, add_create
 from gangline.cli.shared import Json, Wide, add_list, connect, new_group, show
 from gangline.domain.named_kind import WORKSPACE
 
@@ -28,7 +28,7 @@ _COLUMNS = (
 )
 
 
-_GROUP = Group(
+_GROUP = CommandGroup(
     WORKSPACE,
     {"name": WorkspaceName},
     Defaults,

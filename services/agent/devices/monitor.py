@@ -175,7 +175,7 @@ def _read(device: Device, look: nvml.Look | None) -> Reading:
     return replace(look.reading, problem=problem)
 
 
-def _report(samples: tuple[nvml.Sample, ...]) -> None:
+def _report(samples: tuple[nvml.DeviceLoad, ...]) -> None:
     for sample in samples:
         for gauge, value in (
             (metrics.gpu_utilization, sample.utilization_ratio),

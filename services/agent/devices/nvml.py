@@ -32,7 +32,7 @@ class NvmlUnavailableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class DeviceLoad:
     """The load of one device, each number None if the device does not report it."""
 
     uuid: str
@@ -47,7 +47,7 @@ class Look:
 
     devices: tuple[Device, ...]  # the GPU itself, or its MIG devices, as in list_devices
     reading: Reading  # reading of the whole GPU
-    samples: tuple[Sample, ...] = ()  # samples of the devices that answered
+    samples: tuple[DeviceLoad, ...] = ()  # samples of the devices that answered
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def _is_mig_enabled(handle: Any) -> bool:
     return bool(current == MIG_ENABLED)
 
 
-def _sample(handle: Any) -> Sample | None:
+def _sample(handle: Any) -> DeviceLoad | None:
     """Returns the load of a device; None for one without a name."""
     try:
         uuid = pynvml.nvmlDeviceGetUUID(handle)
@@ -191,7 +191,7 @@ def _sample(handle: Any) -> Sample | None:
         return None
     memory = _number(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
     percent = _number(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-    return Sample(
+    return DeviceLoad(
         uuid,
         None if percent is None else float(percent) / 100,
         None if memory is None else int(memory.used),

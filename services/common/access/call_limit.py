@@ -22,7 +22,7 @@ OPEN_SECONDS = 5.0
 MAX_READ_OF_PEER = 4
 
 
-class Guard(Protocol):
+class StrangerGuard(Protocol):
     """Judges callers without a token by their addresses."""
 
     def check_address(self, peer: str) -> None:
@@ -38,7 +38,7 @@ class CallLimits:
 
     # the most bytes of one message, where it is not MAX_MESSAGE_BYTES
     bytes_by_method: Mapping[str, int] = field(default_factory=dict)
-    guards: Mapping[str, Guard] = field(default_factory=dict)  # checks for the methods that need no token
+    guards: Mapping[str, StrangerGuard] = field(default_factory=dict)  # checks for the methods that need no token
     # seconds that each message of the stream may take to arrive
     seconds_by_method: Mapping[str, float] = field(default_factory=dict)
     streams_of_peer: int | None = None  # the most streams of one address; None for no limit
@@ -73,7 +73,7 @@ class OpenReader:
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._num_waiting: Counter[str] = Counter()
 
-    async def read(self, guard: Guard, peer: str, requests: AsyncIterator[Any]) -> Any:
+    async def read(self, guard: StrangerGuard, peer: str, requests: AsyncIterator[Any]) -> Any:
         """Returns the call's message. Raises GanglineError `rpc.too_slow`, and what the guard raises."""
         guard.check_address(peer)
         async with self._turn(peer):

@@ -51,7 +51,7 @@ from services.common.etcd.transaction import (
     transaction_answer,
     transaction_request,
 )
-from services.common.etcd.watch import Watch
+from services.common.etcd.watch import EtcdWatch
 
 _log = structlog.get_logger(__name__)
 
@@ -136,7 +136,7 @@ class EtcdClient:
     def watch(self, prefix: str, from_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """Yields every change from that revision on, one batch for each revision. Resumes by itself after a lost
         stream. Raises Compacted."""
-        watch = Watch(self._session, prefix, from_revision, answers_progress_requests(self._version))
+        watch = EtcdWatch(self._session, prefix, from_revision, answers_progress_requests(self._version))
         return watch.batches()
 
     def list_watch(self, prefix: str) -> AsyncGenerator[Listing | WatchBatch, None]:

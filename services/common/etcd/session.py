@@ -27,7 +27,7 @@ from services.common.etcd.stub import Operation
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CallAnswer:
     """Holds the answer to a call."""
 
     message: Any
@@ -42,7 +42,7 @@ class Session:
         self.rotation = Rotation(settings)
         self._credential = Credential(settings)
 
-    async def call(self, operation: Operation, request: Any, deadline_seconds: float | None = None) -> Answer:
+    async def call(self, operation: Operation, request: Any, deadline_seconds: float | None = None) -> CallAnswer:
         """Retries until a try works. Raises GanglineError `etcd.unreachable` at the deadline, or the error of a
         refusal."""
         seconds = self.settings.deadline_seconds if deadline_seconds is None else deadline_seconds
@@ -53,7 +53,7 @@ class Session:
                 left = deadline - time.monotonic()
                 try:
                     message = await self.try_once(operation, request, min(left, self._try_seconds(num_tries)))
-                    return Answer(message, is_retried=num_tries > 0)
+                    return CallAnswer(message, is_retried=num_tries > 0)
                 except TryFailed as failure:
                     num_tries += 1
                     pause = pause_seconds(num_tries)

@@ -29,7 +29,7 @@ _log = structlog.get_logger(__name__)
 PROGRESS_SECONDS = 30.0
 
 
-class Watch:
+class EtcdWatch:
     """Represents one watch. next_revision: the first revision that its reader has not seen."""
 
     def __init__(self, session: Session, prefix: str, from_revision: int, can_ask_progress: bool) -> None:

@@ -30,7 +30,7 @@ Key = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class AttemptExtent:
     """The attempts and batches of some reports; batches None for a block of an earlier version."""
 
     least_attempt: int = 0
@@ -40,7 +40,7 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class ReportSelection:
     """Selects reports of one trial and group."""
 
     attempt: int | None = None  # reports of this attempt alone; None for those that count
@@ -57,7 +57,7 @@ class Selection:
             return attempt == self.attempt
         return batches < self._end_of(attempt)
 
-    def has_all(self, extent: Extent) -> bool | None:
+    def has_all(self, extent: AttemptExtent) -> bool | None:
         """Whether all of these reports are selected; False for none of them, None where each has to be looked at."""
         if self.attempt is not None:
             if extent.least_attempt <= self.attempt <= extent.greatest_attempt:
@@ -77,12 +77,12 @@ class Selection:
         return min((first for newer, first in self.firsts if newer > attempt), default=math.inf)
 
 
-def read_selection(connection: sa.Connection, trial_id: str, group: str, attempt: int | None) -> Selection:
+def read_selection(connection: sa.Connection, trial_id: str, group: str, attempt: int | None) -> ReportSelection:
     """Returns the selection for a reader's choice: None for the reports that count, ALL_ATTEMPTS, or one attempt."""
     if attempt == ALL_ATTEMPTS:
-        return Selection()
+        return ReportSelection()
     if attempt is not None:
-        return Selection(attempt)
+        return ReportSelection(attempt)
     attempts = table.metric_attempts
     groups = {group, *_LINKED} if group in _LINKED else {group}
     rows = connection.execute(
@@ -94,7 +94,7 @@ def read_selection(connection: sa.Connection, trial_id: str, group: str, attempt
     for row in rows:
         first = row.first_batches + (row.metric_group != group)
         firsts[row.attempt] = min(first, firsts.get(row.attempt, first))
-    return Selection(None, tuple(sorted(firsts.items())))
+    return ReportSelection(None, tuple(sorted(firsts.items())))
 
 
 def of_attempt(attempt: int | None) -> list[sa.ColumnElement[bool]]:
@@ -136,7 +136,7 @@ def _is_earlier(new: Any, old: Any) -> sa.ColumnElement[bool]:
     return is_earlier
 
 
-def extent_of(attempts_and_batches: Sequence[tuple[int, int]]) -> Extent:
+def extent_of(attempts_and_batches: Sequence[tuple[int, int]]) -> AttemptExtent:
     """Returns the extent of at least one report."""
     attempts, batches = zip(*attempts_and_batches, strict=True)
-    return Extent(min(attempts), max(attempts), min(batches), max(batches))
+    return AttemptExtent(min(attempts), max(attempts), min(batches), max(batches))

@@ -18,7 +18,7 @@ DAY_SECONDS = 86_400.0
 FOR_EVER = -1
 
 
-class Kind(StrEnum):
+class HistoryKind(StrEnum):
     LOGS = "logs"
     METRICS = "metrics"
 
@@ -32,23 +32,25 @@ class Days:
 
 
 @dataclass(frozen=True, slots=True)
-class Expiry:
+class HistoryExpiry:
     """Names what has to be deleted, and the rule."""
 
     trial_id: str
-    kind: Kind
+    kind: HistoryKind
     days: int
 
     @property
     def notice(self) -> str:
         """Returns the line that stays in the log."""
         after = f"{self.days} days after the end of the trial" if self.days else "after the end of the trial"
-        if self.kind is Kind.LOGS:
+        if self.kind is HistoryKind.LOGS:
             return f"the log of this trial was deleted {after} (log_retention_days)"
         return f"the metrics of this trial were deleted {after} (metric_retention_days), except for the newest"
 
 
-def find_expired(experiments: Iterable[Experiment], trials: Iterable[Trial], days: Days, now: float) -> list[Expiry]:
+def find_expired(
+    experiments: Iterable[Experiment], trials: Iterable[Trial], days: Days, now: float
+) -> list[HistoryExpiry]:
     """Returns what is due. days: of experiments that name none. now: seconds since 1970."""
     days_by_experiment_id = {experiment.id: _days_of(experiment, days) for experiment in experiments}
     return [
@@ -67,7 +69,7 @@ def _days_of(experiment: Experiment, days: Days) -> Days:
     )
 
 
-def _expiries(trial: Trial, days: Days, now: float) -> Iterator[Expiry]:
-    for kind, num_days in ((Kind.LOGS, days.logs), (Kind.METRICS, days.metrics)):
+def _expiries(trial: Trial, days: Days, now: float) -> Iterator[HistoryExpiry]:
+    for kind, num_days in ((HistoryKind.LOGS, days.logs), (HistoryKind.METRICS, days.metrics)):
         if num_days != FOR_EVER and now >= trial.ended_at + num_days * DAY_SECONDS:
-            yield Expiry(trial.id, kind, num_days)
+            yield HistoryExpiry(trial.id, kind, num_days)

@@ -20,7 +20,7 @@ import structlog
 from gangline.domain.id import parse_trial_id
 from services.gateway.history import table
 from services.gateway.history.database import writing
-from services.gateway.history.retention_policy import Days, Expiry, Kind, find_expired
+from services.gateway.history.retention_policy import Days, HistoryExpiry, HistoryKind, find_expired
 from services.gateway.mirror import metrics
 from services.gateway.mirror.mirror import Watched
 
@@ -36,7 +36,7 @@ STREAM = "retention"
 log = structlog.get_logger(__name__)
 
 
-class Retention:
+class RetentionSweep:
     """Deletes in the background. days: of experiments that name none. now: a clock in seconds since 1970."""
 
     def __init__(self, mirror: Watched, engine: sa.Engine, days: Days, now: Callable[[], float] = time.time) -> None:
@@ -64,7 +64,7 @@ class Retention:
         state = self._mirror.state
         records = list(state.experiments.all()), list(state.trials.all())
         expired = await asyncio.to_thread(find_expired, *records, self._days, self._now())
-        for kind in Kind:
+        for kind in HistoryKind:
             of_kind = {expiry.trial_id: expiry for expiry in expired if expiry.kind is kind}
             for trial_id in await asyncio.to_thread(_find_filled, self._engine, kind, list(of_kind)):
                 num_rows = await asyncio.to_thread(_delete, self._engine, of_kind[trial_id], self._now())
@@ -72,7 +72,7 @@ class Retention:
                 log.info("old history is deleted", trial_id=trial_id, kind=kind, num_rows=num_rows)
 
 
-def _find_filled(engine: sa.Engine, kind: Kind, trial_ids: Sequence[str]) -> list[str]:
+def _find_filled(engine: sa.Engine, kind: HistoryKind, trial_ids: Sequence[str]) -> list[str]:
     """Returns those of the trials that have rows which may be deleted."""
     rows = _table_of(kind)
     filled: list[str] = []
@@ -85,7 +85,7 @@ def _find_filled(engine: sa.Engine, kind: Kind, trial_ids: Sequence[str]) -> lis
     return filled
 
 
-def _delete(engine: sa.Engine, expiry: Expiry, now: float) -> int:
+def _delete(engine: sa.Engine, expiry: HistoryExpiry, now: float) -> int:
     """Deletes the rows of a trial and returns their number."""
     rows = _table_of(expiry.kind)
     oldest = (
@@ -105,9 +105,9 @@ def _delete(engine: sa.Engine, expiry: Expiry, now: float) -> int:
     return num_rows
 
 
-def _finish(connection: sa.Connection, expiry: Expiry, now: float) -> None:
+def _finish(connection: sa.Connection, expiry: HistoryExpiry, now: float) -> None:
     """Deletes the summaries of deleted metrics, and leaves a line in the log unless it is there."""
-    if expiry.kind is Kind.METRICS:
+    if expiry.kind is HistoryKind.METRICS:
         for rows in (table.metric_attempts, table.metric_blocks, table.metric_block_cursors):
             connection.execute(sa.delete(rows).where(rows.c.trial_id == expiry.trial_id))
     logs = table.logs
@@ -120,9 +120,9 @@ def _finish(connection: sa.Connection, expiry: Expiry, now: float) -> None:
         connection.execute(sa.insert(logs), {**place, "stream": STREAM, "text": expiry.notice, "level": None})
 
 
-def _table_of(kind: Kind) -> sa.Table:
-    return table.logs if kind is Kind.LOGS else table.metrics
+def _table_of(kind: HistoryKind) -> sa.Table:
+    return table.logs if kind is HistoryKind.LOGS else table.metrics
 
 
-def _deletable(kind: Kind) -> Iterable[sa.ColumnElement[bool]]:
-    return [table.logs.c.stream != STREAM] if kind is Kind.LOGS else []
+def _deletable(kind: HistoryKind) -> Iterable[sa.ColumnElement[bool]]:
+    return [table.logs.c.stream != STREAM] if kind is HistoryKind.LOGS else []

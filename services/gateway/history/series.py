@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from gangline.domain.history import MetricSeries, SeriesPoint, StoredMetrics
 from services.gateway.history import table
-from services.gateway.history.attempt import Extent, Selection, read_selection
+from services.gateway.history.attempt import AttemptExtent, ReportSelection, read_selection
 from services.gateway.history.condense import find_cursor, read_reports
 from services.gateway.history.metric_block import (
     BLOCK_REPORTS,
@@ -72,7 +72,7 @@ def read_series(
     return MetricSeries(trial_id, group, metric, tuple(points), whole.num_values, whole.num_nonfinite)
 
 
-def _selected(reports: Sequence[StoredMetrics], selection: Selection) -> list[StoredMetrics]:
+def _selected(reports: Sequence[StoredMetrics], selection: ReportSelection) -> list[StoredMetrics]:
     return [report for report in reports if selection.has(report.attempt, report.point.batches_completed)]
 
 
@@ -80,7 +80,9 @@ class _Blocks:
     """Reads the blocks of one metric. Blocks of which only some reports are selected are read by their reports: an
     attempt has one of them at most, unless it reports batches out of order."""
 
-    def __init__(self, connection: sa.Connection, trial_id: str, group: str, metric: str, selection: Selection) -> None:
+    def __init__(
+        self, connection: sa.Connection, trial_id: str, group: str, metric: str, selection: ReportSelection
+    ) -> None:
         self._connection = connection
         self._trial_id = trial_id
         self._group = group
@@ -138,5 +140,5 @@ class _Blocks:
 _EXTENT = ("least_attempt", "greatest_attempt", "least_batches", "greatest_batches")
 
 
-def _extent_of(row: sa.Row[Any]) -> Extent:
-    return Extent(row.least_attempt or 0, row.greatest_attempt or 0, row.least_batches, row.greatest_batches)
+def _extent_of(row: sa.Row[Any]) -> AttemptExtent:
+    return AttemptExtent(row.least_attempt or 0, row.greatest_attempt or 0, row.least_batches, row.greatest_batches)

@@ -23,7 +23,7 @@ RESERVED = 64
 RESERVED_OF_ADDRESS = 4
 
 
-class Connection(Protocol):
+class HeldConnection(Protocol):
     """A connection, as the table sees it. is_busy: serves a request of an admitted caller. was_admitted: has served
     one."""
 
@@ -36,18 +36,18 @@ class Connection(Protocol):
 
 @dataclass(slots=True)
 class _Entry:
-    connection: Connection
+    connection: HeldConnection
     address: str
     number: int
     is_reserve: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ConnectionPlace:
     """The place of a new connection."""
 
     is_reserve: bool = False  # whether the connection may only ask for the gateway's health
-    closed: Connection | None = None  # connection that is closed for the new one; None if there is room
+    closed: HeldConnection | None = None  # connection that is closed for the new one; None if there is room
 
 
 class Networks:
@@ -95,7 +95,7 @@ class ConnectionTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def enter(self, connection: Connection, address: str) -> Place:
+    def enter(self, connection: HeldConnection, address: str) -> ConnectionPlace:
         """Returns the place of a new connection, which has it from now on."""
         is_full_address = address not in self._proxies and self._num_by_address[address] >= self._most_of_address
         is_reserve = False
@@ -110,7 +110,7 @@ class ConnectionTable:
         self._entries[id(connection)] = _Entry(connection, address, next(self._numbers), is_reserve)
         self._num_by_address[address] += not is_reserve
         self._num_reserve += is_reserve
-        return Place(is_reserve=is_reserve, closed=closed.connection if closed is not None else None)
+        return ConnectionPlace(is_reserve=is_reserve, closed=closed.connection if closed is not None else None)
 
     def _oldest_reserve(self, address: str) -> _Entry | None:
         """Returns the entry to close for one more in the reserve; None while there is room. address: one that is full,
@@ -123,7 +123,7 @@ class ConnectionTable:
             return min(reserve, key=lambda entry: entry.number)
         return None
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: HeldConnection) -> None:
         """Frees the place. May be called again."""
         entry = self._entries.pop(id(connection), None)
         if entry is None:

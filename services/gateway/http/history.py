@@ -22,7 +22,7 @@ from services.gateway.history import log_scan
 from services.gateway.http import log_model, model
 from services.gateway.http.admission import Cases
 from services.gateway.http.answer import Answer
-from services.gateway.http.log_model import LogPage, MetricSeries, MetricsPage, Selected, Selection, StoredLog
+from services.gateway.http.log_model import LineSelection, LogPage, MetricSeries, MetricsPage, Selected, StoredLog
 from services.gateway.http.route import ERRORS, Route
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.usecase.bundle import UserCases
@@ -130,7 +130,9 @@ async def trial_series(trial_id: str, cases: Cases, wanted: Annotated[SeriesQuer
     return MetricSeries.model_validate(series)
 
 
-async def _logs(cases: UserCases, scope: Scope, window: Window, selection: Selection) -> LogPage | EventSourceResponse:
+async def _logs(
+    cases: UserCases, scope: Scope, window: Window, selection: LineSelection
+) -> LogPage | EventSourceResponse:
     # Checked before following too: an event stream that has begun can no longer answer with an error.
     wanted = selection.to_filter()
     await cases.records.check_logs(scope, wanted)

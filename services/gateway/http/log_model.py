@@ -36,7 +36,7 @@ class LogPage(Answer):
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class LineSelection:
     """The parameters that select lines."""
 
     tail: Annotated[
@@ -80,7 +80,7 @@ class Selection:
         return tuple(dict.fromkeys(map(parse_level, self.levels)))
 
 
-Selected = Annotated[Selection, Depends()]
+Selected = Annotated[LineSelection, Depends()]
 
 
 def _seconds(instant: datetime.datetime | None) -> float | None:

@@ -15,7 +15,7 @@ from services.common.metrics_address import runner_metrics_address
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ScrapeTarget:
     """Describes one address to scrape, "host:port", and the labels of its series."""
 
     address: str
@@ -24,7 +24,7 @@ class Target:
 
 def list_targets(
     instances: Iterable[ServiceInstance], agents: Iterable[Agent], allocations: Iterable[Allocation]
-) -> list[Target]:
+) -> list[ScrapeTarget]:
     """Returns the targets in a stable order. Services without metrics are left out."""
     agent_by_id = {agent.id: agent for agent in agents}
     targets = [*_of_instances(instances), *_of_agents(agent_by_id.values())]
@@ -41,30 +41,30 @@ def _order(allocation: Allocation) -> tuple[float, str]:
     return allocation.timeline.placed_at, allocation.id
 
 
-def _of_instances(instances: Iterable[ServiceInstance]) -> Iterator[Target]:
+def _of_instances(instances: Iterable[ServiceInstance]) -> Iterator[ScrapeTarget]:
     for instance in instances:
         # A gateway serves its metrics on its HTTP port. A restarted service has the same address and another id.
         address = instance.metrics_address or instance.http_address
-        yield Target(address, {"service": instance.kind, "instance_id": address})
+        yield ScrapeTarget(address, {"service": instance.kind, "instance_id": address})
 
 
-def _of_agents(agents: Iterable[Agent]) -> Iterator[Target]:
+def _of_agents(agents: Iterable[Agent]) -> Iterator[ScrapeTarget]:
     for agent in agents:
         if agent.state is AgentState.ALIVE:
-            yield Target(
+            yield ScrapeTarget(
                 agent.metrics_address,
                 {"service": "agent", "instance_id": agent.id, "agent_id": agent.id, "pool": agent.pool},
             )
 
 
-def _of_runners(allocations: Iterable[Allocation], agent_by_id: Mapping[str, Agent]) -> Iterator[Target]:
+def _of_runners(allocations: Iterable[Allocation], agent_by_id: Mapping[str, Agent]) -> Iterator[ScrapeTarget]:
     """Yields the runners' targets. The record may come from a version that stored the reported host, so only its port
     counts here as well."""
     for allocation in allocations:
         if allocation.state is not State.TERMINAL:
             for member in allocation.members:
                 address = runner_metrics_address(agent_by_id.get(member.agent_id), member.metrics_address)
-                yield Target(address, _runner_labels(allocation, member))
+                yield ScrapeTarget(address, _runner_labels(allocation, member))
 
 
 def _runner_labels(allocation: Allocation, member: Member) -> dict[str, str]:

@@ -61,7 +61,7 @@ Confirm = Callable[
 ]
 
 
-class Result(Enum):
+class CleanupResult(Enum):
     """States how a call to the storage ended. HUNG: the storage has not answered in time."""
 
     DONE = auto()
@@ -133,8 +133,12 @@ class Cleanup:
         # At most MAX_TOGETHER at a time, until none is due.
         while due := self._due()[:MAX_TOGETHER]:
             results = await asyncio.gather(*(self._in_thread(bind(self._erase, checkpoint)) for checkpoint in due))
-            gone = [checkpoint.id for checkpoint, result in zip(due, results, strict=True) if result is Result.DONE]
-            hung = {checkpoint.id for checkpoint, result in zip(due, results, strict=True) if result is Result.HUNG}
+            gone = [
+                checkpoint.id for checkpoint, result in zip(due, results, strict=True) if result is CleanupResult.DONE
+            ]
+            hung = {
+                checkpoint.id for checkpoint, result in zip(due, results, strict=True) if result is CleanupResult.HUNG
+            }
             is_confirmed = await self._confirm(gone) if gone else True
             now = asyncio.get_running_loop().time()
             # A reported checkpoint needs no other try, unless its record stays for long.
@@ -193,8 +197,8 @@ class Cleanup:
         await self._in_thread(bind(clear_stale_imports, self._storage, time.time()))
         names: list[str] = []
         listed = await self._in_thread(lambda: names.extend(self._storage.names(FOLDER)))
-        if listed is not Result.DONE:
-            self._sweep_at += LONGEST_BACKOFF_SECONDS if listed is Result.HUNG else 0.0
+        if listed is not CleanupResult.DONE:
+            self._sweep_at += LONGEST_BACKOFF_SECONDS if listed is CleanupResult.HUNG else 0.0
             return
         partials = {partial for name in names if (partial := parse_partial(name)) is not None}
         left = sorted(
@@ -202,10 +206,10 @@ class Cleanup:
         )
         results = await asyncio.gather(*(self._in_thread(bind(clear, self._storage, partial)) for partial in left))
         for partial, result in zip(left, results, strict=True):
-            if result is Result.DONE:
+            if result is CleanupResult.DONE:
                 metrics.CLEARED_PARTIALS.inc()
                 log.info("unfinished files are deleted", allocation_id=partial.writer.allocation_id)
-        if all(result is Result.DONE for result in results):
+        if all(result is CleanupResult.DONE for result in results):
             self._swept = ended
         else:
             self._sweep_at = asyncio.get_running_loop().time() + LONGEST_BACKOFF_SECONDS
@@ -230,7 +234,7 @@ class Cleanup:
             waits.append(self._sweep_at - now)
         return max(0.0, min(waits, default=IDLE_SECONDS))
 
-    async def _in_thread(self, work: Callable[[], object]) -> Result:
+    async def _in_thread(self, work: Callable[[], object]) -> CleanupResult:
         try:
             await self._calls.run(work)
         except Exception as failure:  # noqa: BLE001  a storage raises whatever its library raises; it is tried again
@@ -238,9 +242,9 @@ class Cleanup:
             log.warning("cannot delete from the storage, trying again", reason=str(failure))
             self.problem = f"the storage cannot be cleaned up: {failure}"
             is_hung = isinstance(failure, TimeoutError) or getattr(failure, "code", "") == HUNG
-            return Result.HUNG if is_hung else Result.FAILED
+            return CleanupResult.HUNG if is_hung else CleanupResult.FAILED
         self.problem = ""
-        return Result.DONE
+        return CleanupResult.DONE
 
 
 def clear(storage: Storage, partial: Partial) -> None:

@@ -55,7 +55,7 @@ EraseHistory = Callable[[int, Sequence[str]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedDeletion:
     """Records the failed tries of one deletion."""
 
     again_at: float  # time of the next try, by the event loop's clock
@@ -84,7 +84,7 @@ class ExperimentCleanup:
         self._erase_history = erase_history
         self._checkpoint_problem = checkpoint_problem
         self._calls = DeadlinedCalls(NUM_THREADS, DELETE_SECONDS, MOST_HUNG, LONGEST_BACKOFF_SECONDS)
-        self._failures: dict[int, Failure] = {}
+        self._failures: dict[int, FailedDeletion] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -189,7 +189,7 @@ class ExperimentCleanup:
         seconds = min(FIRST_BACKOFF_SECONDS * 2 ** min(num_failures, 16), LONGEST_BACKOFF_SECONDS)
         problem = failure.message if isinstance(failure, GanglineError) else f"{type(failure).__name__}: {failure}"
         again_at = asyncio.get_running_loop().time() + seconds
-        self._failures[experiment_id] = Failure(again_at, num_failures + 1, problem)
+        self._failures[experiment_id] = FailedDeletion(again_at, num_failures + 1, problem)
 
     def _seconds_to_next(self) -> float:
         now = asyncio.get_running_loop().time()

@@ -29,14 +29,14 @@ from services.gateway.usecase.checkpoint_import import CheckpointImports
 from services.gateway.usecase.cluster import Clusters
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.experiment import Experiments
-from services.gateway.usecase.fusion import Fusion
-from services.gateway.usecase.history import Records
+from services.gateway.usecase.fusion import FusionRecords
+from services.gateway.usecase.history import HistoryRecords
 from services.gateway.usecase.open.cluster import PublicCluster
 from services.gateway.usecase.open.login import Logins
 from services.gateway.usecase.open.task import TaskProofs
 from services.gateway.usecase.output import Outputs
 from services.gateway.usecase.project import Projects
-from services.gateway.usecase.queue import Queue
+from services.gateway.usecase.queue import JobQueue
 from services.gateway.usecase.removal import Removals
 from services.gateway.usecase.runner.code import CodeDelivery
 from services.gateway.usecase.runner.ingest import Ingest
@@ -121,9 +121,9 @@ class UserCases:
         return Projects(self.caller, self._shared.mirror, self._shared.leader)
 
     @property
-    def records(self) -> Records:
+    def records(self) -> HistoryRecords:
         shared, history = self._shared, self._shared.history
-        return Records(
+        return HistoryRecords(
             self.caller,
             shared.mirror,
             shared.views,
@@ -133,10 +133,10 @@ class UserCases:
         )
 
     @property
-    def queue(self) -> Queue:
+    def queue(self) -> JobQueue:
         shared = self._shared
         reader, views = shared.history.reader, shared.views
-        return Queue(self.caller, shared.mirror, reader, shared.leader, views=views, pending=shared.pending)
+        return JobQueue(self.caller, shared.mirror, reader, shared.leader, views=views, pending=shared.pending)
 
     @property
     def agents(self) -> Agents:
@@ -164,8 +164,8 @@ class UserCases:
         return Outputs(self.caller, self._shared.storage, self._shared.views)
 
     @property
-    def fusion(self) -> Fusion:
-        return Fusion(self.caller, self._shared.mirror, self._shared.leader)
+    def fusion(self) -> FusionRecords:
+        return FusionRecords(self.caller, self._shared.mirror, self._shared.leader)
 
     @property
     def code(self) -> Code:

@@ -9,7 +9,7 @@ from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
 
 
-class Fusion:
+class FusionRecords:
     def __init__(self, caller: Caller, mirror: Watched, leader: Leader) -> None:
         self._caller = caller
         self._mirror = mirror

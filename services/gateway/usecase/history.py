@@ -54,7 +54,7 @@ class _MetricsPage:
 Page = TypeVar("Page", LogPage, _MetricsPage)
 
 
-class Records:
+class HistoryRecords:
     def __init__(
         self,
         caller: Caller,

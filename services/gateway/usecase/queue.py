@@ -26,7 +26,7 @@ from services.gateway.usecase.shared.pending import EXPLAIN_SECONDS, FETCH_SECON
 from services.gateway.usecase.shared.view import Views, shown_trial
 
 
-class Queue:
+class JobQueue:
     def __init__(
         self, caller: Caller, mirror: Watched, reader: Reader, leader: Leader, *, views: Views, pending: Pending
     ) -> None:

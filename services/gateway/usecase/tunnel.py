@@ -8,7 +8,7 @@ from gangline.domain.view import TaskAccess
 from gangline.errors import not_found
 from services.gateway.mirror.caller import Caller
 from services.gateway.usecase.shared.task_secret import TaskSecrets
-from services.gateway.usecase.shared.tunnel_table import Lease, TunnelTable
+from services.gateway.usecase.shared.tunnel_table import OpenTunnel, TunnelTable
 from services.gateway.usecase.shared.view import Views
 
 _KINDS = (TaskKind.SHELL, TaskKind.NOTEBOOK)
@@ -33,7 +33,7 @@ class Tunnels:
         self._caller.check_owner(experiment.owner, f"reach {experiment.task_kind.lower()} {experiment_id}")
         return experiment
 
-    async def open(self, experiment_id: int) -> Lease:
+    async def open(self, experiment_id: int) -> OpenTunnel:
         """Returns a connection, to be used as a context. Raises GanglineError as `find` and `TunnelTable.open` do."""
         return await self._table.open(self.find(experiment_id))
 

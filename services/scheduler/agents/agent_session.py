@@ -49,7 +49,7 @@ class AgentClock:
         return replace(report, failed_at=self.to_ours(report.failed_at), ended_at=self.to_ours(report.ended_at))
 
 
-class Session:
+class AgentSession:
     """Holds one stream of one agent.
 
     clock: estimated from the agent's messages.
@@ -115,7 +115,7 @@ class Unbegun:
     def __init__(self) -> None:
         self._by_agent: dict[str, set[str]] = {}
 
-    def sent(self, session: Session, allocation_id: str) -> None:
+    def sent(self, session: AgentSession, allocation_id: str) -> None:
         if session.asks_before_commands:
             self._by_agent.setdefault(session.agent_id, set()).add(allocation_id)
 
@@ -140,17 +140,17 @@ class Sessions:
 
     def __init__(self) -> None:
         self.gateways: list[str] = []
-        self._by_agent: dict[str, Session] = {}
+        self._by_agent: dict[str, AgentSession] = {}
         self.unbegun = Unbegun()
         self._end: GanglineError | None = None
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[AgentSession]:
         return iter(self._by_agent.values())
 
-    def find(self, agent_id: str) -> Session | None:
+    def find(self, agent_id: str) -> AgentSession | None:
         return self._by_agent.get(agent_id)
 
-    def add(self, session: Session) -> None:
+    def add(self, session: AgentSession) -> None:
         """Adds a session, and ends an older one of the same agent. After `close_all` the new session is ended itself: a
         stream that was accepted before, and whose hello comes to be known only now, belongs to no leader."""
         if self._end is not None:
@@ -167,7 +167,7 @@ class Sessions:
         for session in self:
             session.tell_gateways(addresses)
 
-    def remove(self, session: Session) -> bool:
+    def remove(self, session: AgentSession) -> bool:
         """Removes the session. Returns False when a newer session has replaced it."""
         if self._by_agent.get(session.agent_id) is not session:
             return False

@@ -14,7 +14,7 @@ from gangline.domain.allocation import Allocation, ExitReport, Member
 from gangline.domain.state import ExitKind, State
 from gangline.protocol import wire
 from gangline.v1 import agent_pb2, runner_pb2
-from services.scheduler.agents.agent_session import Session, Sessions
+from services.scheduler.agents.agent_session import AgentSession, Sessions
 from services.scheduler.agents.reconcile import vanished_report
 from services.scheduler.agents.runner_spec import SpecSource
 from services.scheduler.state.records import StateChange
@@ -62,18 +62,18 @@ class Dispatch:
             if session is not None and member.agent_id in unended:
                 self._sync_member(session, allocation, member)
 
-    def end_stranger(self, session: Session, allocation_id: str) -> None:
+    def end_stranger(self, session: AgentSession, allocation_id: str) -> None:
         """Stops an allocation that this agent should not have, or should not have any more."""
         session.strangers.add(allocation_id)
         reason = "the scheduler counts it as ended"
         self._send_stop(session, allocation_id, ExitKind.KILLED, self._rules.kill_grace_seconds, reason)
 
-    def forget(self, session: Session, allocation_id: str) -> None:
+    def forget(self, session: AgentSession, allocation_id: str) -> None:
         """Tells the agent to forget an allocation: its end is recorded, or not needed."""
         session.drop(allocation_id)
         session.send(agent_pb2.ConnectResponse(forget=agent_pb2.ForgetAllocation(allocation_id=allocation_id)))
 
-    def _sync_member(self, session: Session, allocation: Allocation, member: Member) -> None:
+    def _sync_member(self, session: AgentSession, allocation: Allocation, member: Member) -> None:
         is_known = allocation.id in session.known
         if allocation.state is State.STARTING and not is_known:
             self._send_start(session, allocation, member)
@@ -87,7 +87,7 @@ class Dispatch:
             session.stop_kind_by_id[allocation.id] = kind
             self._send_stop(session, allocation.id, kind, grace_seconds, allocation.stop_reason)
 
-    def _send_start(self, session: Session, allocation: Allocation, member: Member) -> None:
+    def _send_start(self, session: AgentSession, allocation: Allocation, member: Member) -> None:
         session.known.add(allocation.id)
         self._sessions.unbegun.sent(session, allocation.id)
         spec = self._source.build(self._state, allocation, member)
@@ -95,7 +95,7 @@ class Dispatch:
         session.send(agent_pb2.ConnectResponse(start=agent_pb2.StartAllocation(epoch=self._epoch, spec=spec)))
 
     def _send_stop(
-        self, session: Session, allocation_id: str, kind: ExitKind, grace_seconds: float, reason: str
+        self, session: AgentSession, allocation_id: str, kind: ExitKind, grace_seconds: float, reason: str
     ) -> None:
         command = agent_pb2.StopAllocation(epoch=self._epoch, allocation_id=allocation_id)
         command.kind = wire.enum_number(kind)  # type: ignore[assignment]  # an enum's number is what protobuf takes

@@ -28,7 +28,7 @@ from gangline.printable import to_line
 from gangline.protocol import wire
 from gangline.v1 import runner_pb2
 from services.common.metrics_address import runner_metrics_address
-from services.scheduler.agents.agent_session import AgentClock, Session, Sessions
+from services.scheduler.agents.agent_session import AgentClock, AgentSession, Sessions
 from services.scheduler.agents.report_check import Screening
 from services.scheduler.state import metrics
 from services.scheduler.state.estimate import Progress
@@ -86,7 +86,7 @@ class Intake:
         self._written_at: dict[str, float] = {}
         self._newest_sequence: dict[tuple[str, int], int] = {}
 
-    async def accept(self, session: Session, allocation_id: str, accepted_at: float) -> None:
+    async def accept(self, session: AgentSession, allocation_id: str, accepted_at: float) -> None:
         """Records that an agent has accepted. The last agent of a gang starts the wait for its runners."""
         accepted_at = self._screening.time(allocation_id, "accepted", accepted_at or time.time(), time.time())
         session.accepted_at_by_id.setdefault(allocation_id, accepted_at)

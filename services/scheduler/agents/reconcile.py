@@ -24,7 +24,7 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class AgentDifference:
     """A STARTING allocation that is not present needs no entry: it is started."""
 
     present: tuple[Reported, ...]  # live allocations that the agent is right to have
@@ -35,13 +35,13 @@ class Difference:
     forgettable: tuple[str, ...]  # ended strangers
 
 
-def compare(agent_id: str, journal: Iterable[Reported], expected: Iterable[Allocation], now: float) -> Difference:
+def compare(agent_id: str, journal: Iterable[Reported], expected: Iterable[Allocation], now: float) -> AgentDifference:
     """Returns the difference. expected: live allocations that wait for the end of their member on this agent."""
     expected_by_id = {allocation.id: allocation for allocation in expected}
     reported_by_id = {entry.allocation_id: entry for entry in journal}
     expected_entries = [entry for entry in reported_by_id.values() if entry.allocation_id in expected_by_id]
     unexpected_entries = [entry for entry in reported_by_id.values() if entry.allocation_id not in expected_by_id]
-    return Difference(
+    return AgentDifference(
         present=tuple(entry for entry in expected_entries if entry.exit is None),
         ended=tuple((entry.allocation_id, entry.exit) for entry in expected_entries if entry.exit is not None),
         vanished=_vanished(agent_id, expected_by_id, reported_by_id, now),

@@ -24,7 +24,7 @@ from gangline.domain.state import State as Stage
 from services.common.election import Leadership
 from services.scheduler.agents.agent_session import Sessions
 from services.scheduler.agents.intake import Intake
-from services.scheduler.leader.planner_snapshot import Memory, take_snapshot
+from services.scheduler.leader.planner_snapshot import SnapshotMemory, take_snapshot
 from services.scheduler.placement import Plan, PoolConfig, Snapshot, plan
 from services.scheduler.placement.request.assignment import Assignment, Preemption
 from services.scheduler.placement.request.snapshot_change import dump_change
@@ -84,7 +84,7 @@ class SchedulingCycle:
         self._wake = asyncio.Event()
         self._plan = Plan((), (), {})
         self._planned_revision = -1
-        self._memory = Memory()
+        self._memory = SnapshotMemory()
         self._counting: asyncio.TimerHandle | None = None
         self._count_pause_seconds = COUNT_SECONDS
         self._waking: asyncio.TimerHandle | None = None

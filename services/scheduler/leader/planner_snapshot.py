@@ -45,7 +45,7 @@ def take_snapshot(
     progress_by_trial: Mapping[str, Progress],
     *,
     now: float,
-    memory: Memory | None = None,
+    memory: SnapshotMemory | None = None,
     typical_run_seconds: Mapping[str, float] | None = None,
     has_gateway: bool = True,
     network_interface: str | None = None,
@@ -63,7 +63,7 @@ def take_snapshot(
         {pool.name: pool.default_priority for pool in known_pools},
         {agent.id: frozenset(slot.id for slot in agent.slots if slot.is_open) for agent in agents},
         now,
-        memory or Memory(),
+        memory or SnapshotMemory(),
         _gang_problems(agents, network_interface),
     )
     look.memory.note_gateway(has_gateway)
@@ -93,7 +93,7 @@ def _gang_problems(agents: Iterable[Agent], interface: str | None) -> dict[str, 
     return problems
 
 
-class Memory:
+class SnapshotMemory:
     """Keeps the last snapshot's view of experiments that run or wait, and of their waiting trials. Only changed
     experiments are read again, so a cycle costs little for unchanged ones.
 
@@ -169,7 +169,7 @@ class _Look:
     default_priorities: Mapping[str, int]
     open_ids: Mapping[str, frozenset[str]]  # open slots of each agent
     now: float
-    memory: Memory
+    memory: SnapshotMemory
     gang_problems: Mapping[str, str]
     used: Counter[str] = field(default_factory=Counter)  # open slots that live allocations hold, by agent
     closed: Counter[str] = field(default_factory=Counter)  # other slots that live allocations hold, by agent

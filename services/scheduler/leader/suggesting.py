@@ -22,7 +22,7 @@ from services.scheduler.searcher.interface import Brief
 from services.scheduler.searcher.optuna_class import name_of_sampler
 from services.scheduler.searcher.replay import keep_searcher, take_searcher
 from services.scheduler.searcher.sampled import Sampled
-from services.scheduler.searcher.study import Record, Study
+from services.scheduler.searcher.study import Study, StudyRecord
 from services.scheduler.state.records import SchedulerState
 from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.search import Suggestions
@@ -92,10 +92,14 @@ class Suggesting:
         brief = Brief(settled.searcher, settled.hyperparameters, search.seed)
         told, num_told = tuple(searcher.told), tuple(searcher.num_told_by_number)
         self._running.add(experiment.id)
-        self._spawn(self._make(experiment.id, brief, texts, lambda known: Record(known, told, num_told)))
+        self._spawn(self._make(experiment.id, brief, texts, lambda known: StudyRecord(known, told, num_told)))
 
     async def _make(
-        self, experiment_id: int, brief: Brief, texts: list[str], make_record: Callable[[list[dict[str, Any]]], Record]
+        self,
+        experiment_id: int,
+        brief: Brief,
+        texts: list[str],
+        make_record: Callable[[list[dict[str, Any]]], StudyRecord],
     ) -> None:
         kept = self._studies.pop(experiment_id, None)
         try:
@@ -119,7 +123,7 @@ class Suggesting:
 
 
 def _suggest(
-    study: Study | None, brief: Brief, texts: list[str], make_record: Callable[[list[dict[str, Any]]], Record]
+    study: Study | None, brief: Brief, texts: list[str], make_record: Callable[[list[dict[str, Any]]], StudyRecord]
 ) -> tuple[Study, dict[int, dict[str, Any]]]:
     study = study or Study(brief)
     return study, study.suggest(make_record([json.loads(text) for text in texts]), _MOST_AT_ONCE)

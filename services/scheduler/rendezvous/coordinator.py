@@ -17,7 +17,7 @@ from gangline.domain.resource import Agent
 from gangline.errors import GanglineError
 from gangline.protocol import wire
 from gangline.v1 import runner_pb2
-from services.scheduler.rendezvous.gang import FailedProbe, Gang, Phase, Probes, on_hello, on_probe, on_time
+from services.scheduler.rendezvous.gang import FailedProbe, Gang, Probes, RendezvousPhase, on_hello, on_probe, on_time
 from services.scheduler.rendezvous.network import Candidate, Endpoint
 
 _log = structlog.get_logger(__name__)
@@ -115,25 +115,25 @@ class RendezvousCoordinator:
             self._advance(meeting, on_time(meeting.gang, max(time.time(), meeting.gang.deadline_at)))
 
     def _advance(self, meeting: _Meeting, gang: Gang) -> None:
-        if gang.phase is not meeting.gang.phase and gang.phase is Phase.FAILED and gang.failure is not None:
+        if gang.phase is not meeting.gang.phase and gang.phase is RendezvousPhase.FAILED and gang.failure is not None:
             _log.warning("rendezvous failed", agents=[agent.id for agent in gang.agents], reason=gang.failure.message)
         meeting.gang = gang
         for attendance in tuple(meeting.attendances):
             attendance.tell(message_for(gang))
-            if gang.phase is Phase.FAILED:
+            if gang.phase is RendezvousPhase.FAILED:
                 attendance.outgoing.put_nowait(None)
                 meeting.attendances.discard(attendance)
 
 
 def message_for(gang: Gang) -> runner_pb2.JoinGangResponse:
     """Returns the message to every member in this phase."""
-    if gang.phase is Phase.CHOSEN and gang.chosen is not None:
+    if gang.phase is RendezvousPhase.CHOSEN and gang.chosen is not None:
         return runner_pb2.JoinGangResponse(chosen=runner_pb2.GangChosen(candidate=_candidate(gang.chosen)))
-    if gang.phase is Phase.FAILED and gang.failure is not None:
+    if gang.phase is RendezvousPhase.FAILED and gang.failure is not None:
         failed = runner_pb2.GangFailed(message=gang.failure.message, suspect_agent_ids=gang.failure.suspects)
         failed.kind = wire.enum_number(gang.failure.kind)  # type: ignore[assignment]  # protobuf takes the number
         return runner_pb2.JoinGangResponse(failed=failed)
-    if gang.phase is Phase.PROBING:
+    if gang.phase is RendezvousPhase.PROBING:
         candidates = [_candidate(candidate) for candidate in gang.candidates]
         return runner_pb2.JoinGangResponse(peers=runner_pb2.GangPeers(candidates=candidates))
     waiting = runner_pb2.GangWaiting(missing_agent_ids=gang.missing, since_at=gang.since_at)

@@ -17,7 +17,7 @@ from gangline.domain.state import ExitKind
 from services.scheduler.rendezvous.network import Candidate, Endpoint, NoNetwork, choose_candidates
 
 
-class Phase(StrEnum):
+class RendezvousPhase(StrEnum):
     WAITING = "WAITING"
     PROBING = "PROBING"
     CHOSEN = "CHOSEN"
@@ -53,7 +53,7 @@ class Gang:
     since_at: float  # time at which the first member arrived
     deadline_at: float
     interface: str | None = None
-    phase: Phase = Phase.WAITING
+    phase: RendezvousPhase = RendezvousPhase.WAITING
     ports: Mapping[int, int] = field(default_factory=dict)  # by node rank, of the members that have reported theirs
     probes: Mapping[int, Probes] = field(default_factory=dict)  # by node rank, of the members that have reported theirs
     candidates: tuple[Candidate, ...] = ()
@@ -66,17 +66,17 @@ class Gang:
 
     @property
     def is_over(self) -> bool:
-        return self.phase in (Phase.CHOSEN, Phase.FAILED)
+        return self.phase in (RendezvousPhase.CHOSEN, RendezvousPhase.FAILED)
 
 
 def on_hello(gang: Gang, node_rank: int, port: int) -> Gang:
     """Registers a member, for the first time or again."""
-    if gang.phase is Phase.FAILED or gang.ports.get(node_rank) == port:
+    if gang.phase is RendezvousPhase.FAILED or gang.ports.get(node_rank) == port:
         return gang
     is_new_port = node_rank in gang.ports
     gang = replace(gang, ports={**gang.ports, node_rank: port})
     if is_new_port:
-        gang = replace(gang, phase=Phase.WAITING, probes={}, chosen=None)
+        gang = replace(gang, phase=RendezvousPhase.WAITING, probes={}, chosen=None)
     return gang if gang.missing else _begin_probing(gang)
 
 
@@ -86,7 +86,7 @@ def on_probe(gang: Gang, node_rank: int, probes: Probes) -> Gang:
     if gang.is_over:
         return gang
     gang = replace(gang, probes={**gang.probes, node_rank: probes})
-    return _judge(gang) if gang.phase is Phase.PROBING else gang
+    return _judge(gang) if gang.phase is RendezvousPhase.PROBING else gang
 
 
 def on_time(gang: Gang, now: float) -> Gang:
@@ -94,7 +94,7 @@ def on_time(gang: Gang, now: float) -> Gang:
     if gang.is_over or now < gang.deadline_at:
         return gang
     seconds = gang.deadline_at - gang.since_at
-    if gang.phase is Phase.WAITING:
+    if gang.phase is RendezvousPhase.WAITING:
         there = ", ".join(agent.id for agent in gang.agents if agent.id not in gang.missing)
         message = f"{', '.join(gang.missing)} did not arrive within {seconds:g} s after the first of the gang ({there})"
     else:
@@ -108,10 +108,10 @@ def _begin_probing(gang: Gang) -> Gang:
     candidates = choose_candidates(gang.agents, ports, gang.interface)
     if isinstance(candidates, NoNetwork):
         return _fail(gang, ExitKind.NETWORK, candidates.message, candidates.agent_ids[:1])
-    gang = replace(gang, phase=Phase.PROBING, candidates=candidates)
+    gang = replace(gang, phase=RendezvousPhase.PROBING, candidates=candidates)
     # There is no peer to probe.
     if len(gang.agents) == 1:
-        return replace(gang, phase=Phase.CHOSEN, chosen=candidates[0])
+        return replace(gang, phase=RendezvousPhase.CHOSEN, chosen=candidates[0])
     return _judge(gang)
 
 
@@ -121,7 +121,7 @@ def _judge(gang: Gang) -> Gang:
         return gang
     for candidate in gang.candidates:
         if all(probes.get(candidate.subnet) == () for probes in gang.probes.values()):
-            return replace(gang, phase=Phase.CHOSEN, chosen=candidate)
+            return replace(gang, phase=RendezvousPhase.CHOSEN, chosen=candidate)
     return _fail(gang, ExitKind.NETWORK, _unreachable(gang), find_suspects(gang))
 
 
@@ -163,4 +163,4 @@ def _describe(agent: Agent, failed: FailedProbe) -> str:
 
 
 def _fail(gang: Gang, kind: ExitKind, message: str, suspects: tuple[str, ...] = ()) -> Gang:
-    return replace(gang, phase=Phase.FAILED, failure=RendezvousFailure(kind, message, suspects))
+    return replace(gang, phase=RendezvousPhase.FAILED, failure=RendezvousFailure(kind, message, suspects))

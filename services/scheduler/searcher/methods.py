@@ -27,7 +27,7 @@ from services.scheduler.searcher.interface import (
 from services.scheduler.searcher.sampled import Sampled
 
 
-class Grid(InTurn):
+class GridSearcher(InTurn):
     """Creates one trial for each point of the grid, in its order."""
 
     def __init__(self, brief: Brief) -> None:
@@ -38,7 +38,7 @@ class Grid(InTurn):
         return self._points.point(number)
 
 
-class Random(InTurn):
+class RandomSearcher(InTurn):
     """Creates `max_trials` trials, each with hyperparameters drawn independently of the others."""
 
     def __init__(self, brief: Brief) -> None:
@@ -100,8 +100,8 @@ class Custom:
 
 SEARCHERS: dict[str, SearcherType] = {
     "single": Single,
-    "grid": Grid,
-    "random": Random,
+    "grid": GridSearcher,
+    "random": RandomSearcher,
     "async_halving": SuccessiveHalving,
     "adaptive_asha": SuccessiveHalving,
     "tpe": Sampled,

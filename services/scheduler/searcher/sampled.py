@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import optuna
 
 
-class Result(StrEnum):
+class OptunaResult(StrEnum):
     """What Optuna is told of a trial: a value on the way, or how it ended."""
 
     VALIDATED = "VALIDATED"
@@ -38,7 +38,7 @@ class Told:
     """One thing to tell Optuna."""
 
     number: int  # number of the trial
-    result: Result
+    result: OptunaResult
     value: float | None = None
     step: int = 0  # step of an intermediate value, in the searcher's unit
 
@@ -83,7 +83,7 @@ class Sampled(InTurn):
         if event.metric is None or not math.isfinite(event.metric) or number in self._pruned:
             return []
         step = event.batches_completed if event.units is None else int(event.units)
-        self._tell(Told(number, Result.VALIDATED, event.metric, step))
+        self._tell(Told(number, OptunaResult.VALIDATED, event.metric, step))
         if self._pruning is None or not self._pruning.is_hopeless(number):
             return []
         self._pruned.add(number)
@@ -96,11 +96,11 @@ class Sampled(InTurn):
 
     def _ending(self, event: SearchEvent) -> Told:
         if event.trial_number in self._pruned:
-            return Told(event.trial_number, Result.PRUNED)
+            return Told(event.trial_number, OptunaResult.PRUNED)
         has_value = event.metric is not None and math.isfinite(event.metric)
         if event.outcome is Outcome.COMPLETED and has_value:
-            return Told(event.trial_number, Result.COMPLETED, event.metric)
-        return Told(event.trial_number, Result.FAILED)
+            return Told(event.trial_number, OptunaResult.COMPLETED, event.metric)
+        return Told(event.trial_number, OptunaResult.FAILED)
 
     def _tell(self, told: Told) -> None:
         self.told.append(told)
@@ -138,12 +138,12 @@ def tell_study(study: optuna.Study, trial: optuna.Trial, told: Told) -> None:
     import optuna  # noqa: PLC0415 - see optuna_class
 
     match told.result:
-        case Result.VALIDATED:
+        case OptunaResult.VALIDATED:
             assert told.value is not None
             trial.report(told.value, told.step)
-        case Result.COMPLETED:
+        case OptunaResult.COMPLETED:
             study.tell(trial, told.value)
-        case Result.PRUNED:
+        case OptunaResult.PRUNED:
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-        case Result.FAILED:
+        case OptunaResult.FAILED:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class StudyRecord:
     """State of a search, as far as it is known."""
 
     hyperparameters: Sequence[Mapping[str, Any]]  # those of the trials that exist, from number 1 on
@@ -68,7 +68,7 @@ class Study:
         self._trials: list[optuna.Trial] = []
         self._num_told = 0
 
-    def suggest(self, record: Record, count: int) -> dict[int, dict[str, Any]]:
+    def suggest(self, record: StudyRecord, count: int) -> dict[int, dict[str, Any]]:
         """Returns the hyperparameters of the next trials by number: of `count`, or of as many as the searcher asked
         for. record: has all that the records of earlier calls had."""
         num_known = len(record.hyperparameters)
@@ -80,7 +80,7 @@ class Study:
             self._add(record, None)
         return {number: self._point(self._trials[number - 1].params) for number in range(num_known + 1, last + 1)}
 
-    def _add(self, record: Record, known: Mapping[str, Any] | None) -> None:
+    def _add(self, record: StudyRecord, known: Mapping[str, Any] | None) -> None:
         """Adds the next trial. known: its hyperparameters; None lets the sampler choose them."""
         number = len(self._trials) + 1
         num_told = record.num_told_by_number[number - 1]
@@ -111,7 +111,7 @@ def first_suggestions(brief: Brief, count: int) -> list[dict[str, Any]]:
     """Returns the hyperparameters of the first trials: at most `count`, of those that wait for no result."""
     searcher = Sampled(brief)
     searcher.on_event(SearchEvent(SearchEventKind.EXPERIMENT_CREATED))
-    record = Record((), searcher.told, searcher.num_told_by_number)
+    record = StudyRecord((), searcher.told, searcher.num_told_by_number)
     return list(Study(brief).suggest(record, count).values())
 
 

@@ -21,8 +21,8 @@ from gangline.errors import ErrorKind, GanglineError, conflict, invalid
 from gangline.printable import find_unprintable
 from gangline.protocol import wire
 from gangline.v1 import agent_pb2, agent_pb2_grpc, runner_pb2
-from services.scheduler.agents.agent_session import Session
-from services.scheduler.agents.reconcile import Difference, Reported, compare
+from services.scheduler.agents.agent_session import AgentSession
+from services.scheduler.agents.reconcile import AgentDifference, Reported, compare
 from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.leader.term import Term
 from services.scheduler.service.access import require_cluster
@@ -125,14 +125,14 @@ def _with_state(agent: Any) -> Any:
     return filled
 
 
-def _admit(term: Term, agent: Agent, *, asks_before_commands: bool) -> Session:
+def _admit(term: Term, agent: Agent, *, asks_before_commands: bool) -> AgentSession:
     """Raises GanglineError `agent.id_in_use` when another host's agent holds a stream under this id."""
     older = term.sessions.find(agent.id)
     if older is not None and older.host_id != agent.host_id:
         raise conflict(
             "agent.id_in_use", f"an agent {agent.id!r} of another host is connected; give each agent its own --id"
         )
-    return Session(agent.id, agent.host_id, asks_before_commands=asks_before_commands)
+    return AgentSession(agent.id, agent.host_id, asks_before_commands=asks_before_commands)
 
 
 def _welcome(term: Term) -> agent_pb2.ConnectResponse:
@@ -147,7 +147,7 @@ def _welcome(term: Term) -> agent_pb2.ConnectResponse:
     )
 
 
-async def _serve(term: Term, session: Session, hello: agent_pb2.AgentHello, requests: Requests) -> None:
+async def _serve(term: Term, session: AgentSession, hello: agent_pb2.AgentHello, requests: Requests) -> None:
     """Reads until the agent's side of the stream ends; then, or on an error, the session is closed."""
     try:
         await _reconcile(term, session, hello)
@@ -209,7 +209,7 @@ class Statuses:
             del self._last_by_allocation[allocation_id]
 
 
-async def _reconcile(term: Term, session: Session, hello: agent_pb2.AgentHello) -> None:
+async def _reconcile(term: Term, session: AgentSession, hello: agent_pb2.AgentHello) -> None:
     """Corrects the differences between the agent's journal and the records."""
     journal = [_reported(session, status) for status in hello.allocations]
     expected = unended_on(term.state, session.agent_id)
@@ -231,14 +231,14 @@ async def _reconcile(term: Term, session: Session, hello: agent_pb2.AgentHello) 
     term.loop.wake()
 
 
-def _settle_strangers(term: Term, session: Session, difference: Difference) -> None:
+def _settle_strangers(term: Term, session: AgentSession, difference: AgentDifference) -> None:
     for allocation_id in (*difference.forgettable, *(ended for ended, _ in difference.ended)):
         term.dispatch.forget(session, allocation_id)
     for allocation_id in difference.strangers:
         term.dispatch.end_stranger(session, allocation_id)
 
 
-async def _on_slots(term: Term, session: Session, message: agent_pb2.AgentSlots) -> None:
+async def _on_slots(term: Term, session: AgentSession, message: agent_pb2.AgentSlots) -> None:
     """The health of a slot has changed, or a slot is gone, or other records wait on the agent's disk."""
     slots = [wire.from_proto(Slot, slot) for slot in message.slots]
     undelivered = [wire.from_proto(UndeliveredRecords, waiting) for waiting in message.undelivered]
@@ -254,7 +254,7 @@ async def _on_slots(term: Term, session: Session, message: agent_pb2.AgentSlots)
         _log.info("slots changed", agent_id=session.agent_id, slots=len(slots), unhealthy=sick, **problem)
 
 
-async def _on_status(term: Term, session: Session, status: agent_pb2.AllocationStatus) -> None:
+async def _on_status(term: Term, session: AgentSession, status: agent_pb2.AllocationStatus) -> None:
     entry = _reported(session, status)
     allocation = term.state.find(Allocation, entry.allocation_id)
     is_expected = allocation is not None and session.agent_id in unended_agents(allocation)
@@ -302,7 +302,7 @@ async def _take(term: Term, allocation_id: str, node_rank: int, report: runner_p
         _log.warning("a report is refused", allocation_id=allocation_id, reason=error.message)
 
 
-def _reported(session: Session, status: agent_pb2.AllocationStatus) -> Reported:
+def _reported(session: AgentSession, status: agent_pb2.AllocationStatus) -> Reported:
     state = wire.enum_member(State, status.state) or State.STARTING
     report = None
     if state is State.TERMINAL and status.HasField("exit"):

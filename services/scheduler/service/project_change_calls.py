@@ -23,7 +23,7 @@ from services.scheduler.transition.project.rule import Caller, NamedChange
 _log = structlog.get_logger(__name__)
 
 
-class ProjectCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
+class ProjectChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Base of the service, which provides the leader's status."""
 
     _leader_status: LeaderStatus

@@ -23,7 +23,7 @@ from services.scheduler.transition.removal import (
 _log = structlog.get_logger(__name__)
 
 
-class RemovalCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
+class RemovalChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Base of the service, which provides the leader's status."""
 
     _leader_status: LeaderStatus

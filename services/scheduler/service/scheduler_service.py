@@ -32,12 +32,12 @@ from services.scheduler.leader.term import Term
 from services.scheduler.placement.simulation_file import dump_simulation
 from services.scheduler.service.access import require_cluster
 from services.scheduler.service.earlier_calls import EarlierCalls
-from services.scheduler.service.project_change_calls import ProjectCalls
-from services.scheduler.service.removal_calls import RemovalCalls
+from services.scheduler.service.project_change_calls import ProjectChangeCalls
+from services.scheduler.service.removal_calls import RemovalChangeCalls
 from services.scheduler.service.restart_calls import RestartCalls
 from services.scheduler.service.search_calls import SearchCalls
 from services.scheduler.service.submitting import submit_group, submit_one
-from services.scheduler.service.user_calls import UserCalls
+from services.scheduler.service.user_calls import UserChangeCalls
 from services.scheduler.state.records import StateChange, get
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.state_store import Transition
@@ -63,7 +63,9 @@ from services.scheduler.transition.submit_check import find_pool, preview
 _log = structlog.get_logger(__name__)
 
 
-class SchedulerService(EarlierCalls, RemovalCalls, RestartCalls, SearchCalls, ProjectCalls, UserCalls):
+class SchedulerService(
+    EarlierCalls, RemovalChangeCalls, RestartCalls, SearchCalls, ProjectChangeCalls, UserChangeCalls
+):
     def __init__(self, leader_status: LeaderStatus) -> None:
         self._leader_status = leader_status
         self._random = random.SystemRandom()

@@ -22,7 +22,7 @@ from services.scheduler.transition.project.rule import Caller
 _log = structlog.get_logger(__name__)
 
 
-class UserCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
+class UserChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Base of the service, which provides the leader's status."""
 
     _leader_status: LeaderStatus

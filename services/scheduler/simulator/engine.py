@@ -19,7 +19,7 @@ from services.scheduler.placement.plan import Plan
 from services.scheduler.placement.request.assignment import Assignment
 from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, Running, Snapshot
 from services.scheduler.simulator.head import HeadWatch
-from services.scheduler.simulator.played import Answer, Moment, Played, Run, Spell
+from services.scheduler.simulator.played import ClusterMoment, EtaAnswer, Played, Run, Spell
 from services.scheduler.simulator.strategy import POOL, Strategy
 from services.scheduler.simulator.submission import (
     Estimates,
@@ -56,7 +56,7 @@ class _Job:
     first_started_at: float = -1.0
     attempt: int = 0  # counts its spells, so that an event of an earlier spell is recognised as stale
     num_preemptions: int = 0
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[EtaAnswer] = field(default_factory=list)
 
 
 def play(
@@ -87,7 +87,7 @@ class _Engine:
         self._runs: dict[str, Run] = {}
         self._spells: list[Spell] = []
         self._ended_seconds: list[float] = []
-        self._moments: list[Moment] = []
+        self._moments: list[ClusterMoment] = []
         self._questions: list[tuple[float, float, str]] = []
         self._num_plans = 0
         self._admit(submissions, sizes)
@@ -193,7 +193,7 @@ class _Engine:
         while self._questions and self._questions[0][0] <= now:
             _, age, name = heappop(self._questions)
             if name in self._pending and name not in starting and not self._jobs[name].attempt:
-                self._jobs[name].answers.append(Answer(now, age, decided.reasons[name].eta_at))
+                self._jobs[name].answers.append(EtaAnswer(now, age, decided.reasons[name].eta_at))
 
     def _start(self, assignment: Assignment, now: float) -> None:
         job, request = self._jobs[assignment.trial_id], self._pending.pop(assignment.trial_id)
@@ -269,4 +269,4 @@ class _Engine:
     def _note(self, now: float) -> None:
         waiting = sum(request.slots for request in self._pending.values())
         busy = sum(agent.used for agent in self._agents.values())
-        self._moments.append(Moment(now, len(self._pending), waiting, busy))
+        self._moments.append(ClusterMoment(now, len(self._pending), waiting, busy))

@@ -19,7 +19,7 @@ class Spell:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EtaAnswer:
     """Records one question for the ETA."""
 
     asked_at: float
@@ -35,7 +35,7 @@ class Run:
     started_at: float
     ended_at: float
     num_preemptions: int
-    answers: tuple[Answer, ...]
+    answers: tuple[EtaAnswer, ...]
 
     @property
     def wait_seconds(self) -> float:
@@ -44,7 +44,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class ClusterMoment:
     """Describes the cluster from this time until the next moment."""
 
     at: float
@@ -76,6 +76,6 @@ class Played:
     runs: tuple[Run, ...]  # in the order of submission
     refused: tuple[TraceSubmission, ...]  # submissions that this cluster can never hold
     spells: tuple[Spell, ...]
-    moments: tuple[Moment, ...]
+    moments: tuple[ClusterMoment, ...]
     heads: tuple[Head, ...]
     num_plans: int

@@ -23,7 +23,7 @@ SLACK_BATCHES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class TrialReach:
     """How far a trial is."""
 
     batches: int
@@ -41,7 +41,7 @@ def bound_of(section: SettledSearcher) -> int | None:
     return max(2 * section.length, section.length + slack)
 
 
-def is_comparable(trial: Trial, section: SettledSearcher, reach: Reach) -> bool:
+def is_comparable(trial: Trial, section: SettledSearcher, reach: TrialReach) -> bool:
     """Whether a validation counts when trials and checkpoints are compared."""
     length, bound = section.length, bound_of(section)
     if length is None or bound is None or reach.units is None or not _is_bound(section, reach):
@@ -51,7 +51,7 @@ def is_comparable(trial: Trial, section: SettledSearcher, reach: Reach) -> bool:
     return reach.units <= bound
 
 
-def with_length(trial: Trial, section: SettledSearcher, reach: Reach) -> Trial:
+def with_length(trial: Trial, section: SettledSearcher, reach: TrialReach) -> Trial:
     """Returns the trial with the first validation at or past its length on record."""
     if section.length is None or reach.units is None or reach.units < section.length or not _is_bound(section, reach):
         return trial
@@ -59,7 +59,7 @@ def with_length(trial: Trial, section: SettledSearcher, reach: Reach) -> Trial:
     return replace(trial, length_batches=first)
 
 
-def warn(trial: Trial, section: SettledSearcher, reach: Reach) -> Trial:
+def warn(trial: Trial, section: SettledSearcher, reach: TrialReach) -> Trial:
     """Returns the trial with the warning that it trains past its length; the first one stays."""
     if trial.warning or reach.units is None:
         return trial
@@ -71,12 +71,14 @@ def warn(trial: Trial, section: SettledSearcher, reach: Reach) -> Trial:
     return replace(trial, warning=f"{what}; {then}")
 
 
-def is_far_past(section: SettledSearcher, reach: Reach) -> bool:
+def is_far_past(section: SettledSearcher, reach: TrialReach) -> bool:
     bound = bound_of(section)
     return bound is not None and reach.units is not None and reach.units > bound
 
 
-def end_if_far_past(draft: Draft, trial: Trial, settled: Settled, reach: Reach, *, rules: Rules, now: float) -> None:
+def end_if_far_past(
+    draft: Draft, trial: Trial, settled: Settled, reach: TrialReach, *, rules: Rules, now: float
+) -> None:
     """Orders a trial beyond its bound to stop: first in order, and after the grace by force. The attempt's results up
     to the length count, so the trial is completed."""
     section = settled.searcher
@@ -91,5 +93,5 @@ def end_if_far_past(draft: Draft, trial: Trial, settled: Settled, reach: Reach, 
     close_trial(draft, trial, Outcome.COMPLETED, order, rules=rules, now=now)
 
 
-def _is_bound(section: SettledSearcher, reach: Reach) -> bool:
+def _is_bound(section: SettledSearcher, reach: TrialReach) -> bool:
     return section.name != "single" or reach.has_operation

@@ -25,7 +25,14 @@ from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.checkpoint import age_of, mark_superfluous
 from services.scheduler.transition.end import fail_experiment
 from services.scheduler.transition.experiment import settle_experiment
-from services.scheduler.transition.length import Reach, end_if_far_past, is_comparable, is_far_past, warn, with_length
+from services.scheduler.transition.length import (
+    TrialReach,
+    end_if_far_past,
+    is_comparable,
+    is_far_past,
+    warn,
+    with_length,
+)
 from services.scheduler.transition.search import tell
 from services.scheduler.transition.strategy_step import new_choice
 
@@ -78,9 +85,9 @@ def passes_length(section: SettledSearcher, batches: int) -> bool:
     return is_far_past(section, _reach_of(section, batches))
 
 
-def _reach_of(section: SettledSearcher, batches: int) -> Reach:
+def _reach_of(section: SettledSearcher, batches: int) -> TrialReach:
     """Returns how far a trial is by its progress, which counts batches only."""
-    return Reach(batches, float(batches) if section.unit_name == "batches" else None)
+    return TrialReach(batches, float(batches) if section.unit_name == "batches" else None)
 
 
 def validated(
@@ -110,7 +117,7 @@ def validated(
     trial = replace(trial, validation_json=_bounded(metrics, settled.searcher.metric))
     has_operation = units is not None
     units = _units_of(settled.searcher, metrics, batches_completed, units)
-    reach = Reach(batches_completed, units, has_operation)
+    reach = TrialReach(batches_completed, units, has_operation)
     counts = is_comparable(trial, settled.searcher, reach)
     trial = with_length(trial, settled.searcher, reach) if counts else warn(trial, settled.searcher, reach)
     trial = _without_replaced(trial, batches_completed)

@@ -54,7 +54,7 @@ INFRASTRUCTURE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RetryDecision:
     """Holds the decision."""
 
     outcome: Outcome | None  # None if the trial is requeued, not before delay_seconds have passed
@@ -82,7 +82,7 @@ def decide(
     older: Checkpoint | None = None,
     task_kind: TaskKind | None = None,
     had_gateway: bool = False,
-) -> Decision:
+) -> RetryDecision:
     """Decides about the trial. A task that has begun is not started again, because a command that runs twice may do
     harm.
 
@@ -112,7 +112,7 @@ def _decide(
     now: float,
     older: Checkpoint | None,
     had_gateway: bool,
-) -> Decision:
+) -> RetryDecision:
     kinds = {report.kind for report in allocation.exits}
     restarts, setbacks = trial.restarts, trial.infrastructure_failures
     failure = first_failure(allocation)
@@ -120,23 +120,25 @@ def _decide(
     is_closed_so = closing is not None and closing is trial.closing
     if failure is None and kinds == {ExitKind.COMPLETED}:
         reason = trial.reason if is_closed_so and closing is Outcome.COMPLETED else ""
-        return Decision(Outcome.COMPLETED, reason, restarts, 0)
+        return RetryDecision(Outcome.COMPLETED, reason, restarts, 0)
     if closing is not None:
         reason = trial.reason if is_closed_so else allocation.stop_reason
-        return Decision(closing, reason or allocation.stop_reason, restarts, setbacks, failure=failure)
+        return RetryDecision(closing, reason or allocation.stop_reason, restarts, setbacks, failure=failure)
     if failure is None or _is_late_checkpoint(allocation, failure):
         return _after_stop(allocation, trial)
     if failure.kind is ExitKind.INVALID_HP:
         reason = f"{describe(failure)}; not tried again, because its hyperparameters are invalid (InvalidHP)"
-        return Decision(Outcome.FAILED, reason, restarts, setbacks, failure=failure)
+        return RetryDecision(Outcome.FAILED, reason, restarts, setbacks, failure=failure)
     hopeless = _why_hopeless(trial, allocation, failure, older)
     if hopeless:
         reason = f"{describe(failure)}; not tried again, because {hopeless}"
-        return Decision(Outcome.FAILED, reason, restarts, setbacks, failure=failure)
+        return RetryDecision(Outcome.FAILED, reason, restarts, setbacks, failure=failure)
     return _after_failure(failure, trial, max_restarts, rules, now=now, older=older, had_gateway=had_gateway)
 
 
-def step_down_if_it_helps(decision: Decision, trial: Trial, allocation: Allocation, started_batches: int) -> Decision:
+def step_down_if_it_helps(
+    decision: RetryDecision, trial: Trial, allocation: Allocation, started_batches: int
+) -> RetryDecision:
     """Returns the decision, or that the trial goes on with another strategy where auto's choice has run out of memory
     or refused the trial in its first steps. It uses up no restart. started_batches: those of the checkpoint from which
     the allocation started."""
@@ -244,15 +246,15 @@ def _describe_status(report: ExitReport) -> str:
     return str(report.kind).replace("_", " ").lower()
 
 
-def _after_stop(allocation: Allocation, trial: Trial) -> Decision:
+def _after_stop(allocation: Allocation, trial: Trial) -> RetryDecision:
     """Decides after a stop. Preempted work is requeued and has used up nothing, even if the grace was too short for its
     checkpoint; killed work has ended. An operator of a machine may stop a runner too: then a member reports a
     preemption that the scheduler did not order."""
     counts = trial.restarts, trial.infrastructure_failures, trial.failures_in_a_row
     kinds = {report.kind for report in allocation.exits}
     if allocation.stop_kind is ExitKind.PREEMPTED or ExitKind.PREEMPTED in kinds:
-        return Decision(None, allocation.stop_reason or "preempted", *counts)
-    return Decision(Outcome.CANCELED, allocation.stop_reason or "killed", *counts)
+        return RetryDecision(None, allocation.stop_reason or "preempted", *counts)
+    return RetryDecision(Outcome.CANCELED, allocation.stop_reason or "killed", *counts)
 
 
 def _is_late_checkpoint(allocation: Allocation, failure: ExitReport) -> bool:
@@ -269,30 +271,30 @@ def _after_failure(
     now: float,
     older: Checkpoint | None,
     had_gateway: bool,
-) -> Decision:
+) -> RetryDecision:
     restarts, setbacks, row = trial.restarts, trial.infrastructure_failures, trial.failures_in_a_row
     if failure.kind is ExitKind.CHECKPOINT_CORRUPT and older is not None:
         reason = f"{describe(failure)}; it goes on from checkpoint {older.id} after batch {older.batches_completed}"
-        return Decision(None, reason, restarts, setbacks, row, failure=failure, checkpoint=older)
+        return RetryDecision(None, reason, restarts, setbacks, row, failure=failure, checkpoint=older)
     if failure.kind is ExitKind.NO_GATEWAY and not had_gateway:
-        return Decision(None, describe(failure), restarts, setbacks, row, GATEWAY_PAUSE_SECONDS)
+        return RetryDecision(None, describe(failure), restarts, setbacks, row, GATEWAY_PAUSE_SECONDS)
     row += 1
     if failure.kind in INFRASTRUCTURE:
         return _after_setback(failure, trial, row, rules, now)
     if restarts >= max_restarts:
         reason = describe(failure) + _used_up(max_restarts)
-        return Decision(Outcome.FAILED, reason, restarts, 0, row, failure=failure)
-    return Decision(None, describe(failure), restarts + 1, 0, row, rules.backoff(row), failure)
+        return RetryDecision(Outcome.FAILED, reason, restarts, 0, row, failure=failure)
+    return RetryDecision(None, describe(failure), restarts + 1, 0, row, rules.backoff(row), failure)
 
 
-def _after_setback(failure: ExitReport, trial: Trial, row: int, rules: Rules, now: float) -> Decision:
+def _after_setback(failure: ExitReport, trial: Trial, row: int, rules: Rules, now: float) -> RetryDecision:
     restarts, setbacks = trial.restarts, trial.infrastructure_failures + 1
     hours = (now - (trial.failing_since_at or now)) / 3600
     if setbacks >= LEAST_ATTEMPTS and hours * 3600 >= rules.give_up_seconds:
         row_text = f"{setbacks} attempts in a row failed within {hours:.1f} h for reasons outside of the trial"
         reason = f"{row_text} (give_up_hours: {rules.give_up_seconds / 3600:g}); last, {describe(failure)}"
-        return Decision(Outcome.FAILED, reason, restarts, setbacks, row, failure=failure)
-    return Decision(None, describe(failure), restarts, setbacks, row, rules.backoff(row), failure)
+        return RetryDecision(Outcome.FAILED, reason, restarts, setbacks, row, failure=failure)
+    return RetryDecision(None, describe(failure), restarts, setbacks, row, rules.backoff(row), failure)
 
 
 def _used_up(max_restarts: int) -> str:

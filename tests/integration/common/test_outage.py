@@ -13,7 +13,7 @@ import pytest_asyncio
 from gangline.errors import GanglineError
 from services.common.etcd import EtcdClient, EtcdSettings, Listing, Put, WatchBatch
 from services.common.etcd.session import Session
-from services.common.etcd.watch import Watch
+from services.common.etcd.watch import EtcdWatch
 from tests.support.etcd import EtcdServer
 from tests.support.wait import until, until_async, within
 
@@ -119,7 +119,7 @@ async def test_an_idle_watch_keeps_up_with_compactions(
     monkeypatch.setattr("services.common.etcd.watch.PROGRESS_SECONDS", 0.05)
     first = (await client.commit([Put(ROOT + "a", b"1")])).revision
     session = Session(EtcdSettings(endpoints=(server.address,), try_seconds=0.5))
-    watch = Watch(session, ROOT, first, can_ask_progress=True)
+    watch = EtcdWatch(session, ROOT, first, can_ask_progress=True)
     batches = watch.batches()
     assert (await within(5, anext(batches))).revision == first
     waiting = asyncio.create_task(_next(batches))

@@ -19,7 +19,7 @@ from services.gateway.history.database import open_database
 from services.gateway.history.metric_block import BLOCK_REPORTS
 from services.gateway.history.reader import Reader
 from services.gateway.history.retention_policy import Days
-from services.gateway.history.retention_sweep import Retention
+from services.gateway.history.retention_sweep import RetentionSweep
 from services.gateway.history.store import store_batches
 from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord, Scope
 from tests.support.stand_in_mirror import StandInMirror
@@ -72,7 +72,7 @@ async def test_what_is_old_goes_and_a_line_names_the_rule(
     mirror, other = _mirror(), open_database(url)
     days, now = Days(logs=30, metrics=60), _END + 29 * _DAY
     # Two gateways on one database.
-    gateways = [Retention(mirror, part, days, lambda: now) for part in (engine, other)]
+    gateways = [RetentionSweep(mirror, part, days, lambda: now) for part in (engine, other)]
 
     async def sweep() -> None:
         await asyncio.gather(*(gateway.sweep() for gateway in gateways))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -178,6 +178,10 @@ async def test_the_routes(client: Client, users: list[AsyncClient]) -> None:
     assert (await bob.get_saved_view(view["id"])).content == {}
 
 
+def renamed(number: int) -> Callable[[SavedView], SavedView]:
+    return lambda view: change_view(view, 1, f"n{number}", None, 20.0)
+
+
 def stored(number: int = 0, name: str = "running", content_json: str = "{}") -> SavedView:
     return SavedView(f"id-{number}", "experiments", name, 1, content_json, 1, 10.0, 10.0)
 
@@ -185,15 +189,8 @@ def stored(number: int = 0, name: str = "running", content_json: str = "{}") -> 
 async def test_of_changes_that_meet_one_is_made(engine: sa.Engine) -> None:
     store = SavedViewStore(engine)
     await store.create(stored(), "r")
-    results = await asyncio.gather(
-        *(
-            store.change(
-                "id-0", lambda view, number=number: change_view(view, 1, f"n{number}", None, 20.0), f"r{number}"
-            )
-            for number in range(8)
-        ),
-        return_exceptions=True,
-    )
+    changes = (store.change("id-0", renamed(number), f"r{number}") for number in range(8))
+    results = await asyncio.gather(*changes, return_exceptions=True)
     made = [result for result in results if isinstance(result, SavedView)]
     assert [await store.find("id-0")] == made
     assert {result.code for result in results if isinstance(result, GanglineError)} == {"saved_view.changed"}

@@ -155,7 +155,7 @@ async def test_moved_data_that_differ_are_thrown_away(
 ) -> None:
     """As if the former etcd had not committed all of its log."""
     revision = await _fill(layout, wheel)
-    extents = iter([etcd_move.Extent(revision, 19), etcd_move.Extent(revision - 1, 19)])
+    extents = iter([etcd_move.DataExtent(revision, 19), etcd_move.DataExtent(revision - 1, 19)])
     monkeypatch.setattr(etcd_move, "_run_alone", lambda *_: next(extents))
     lines: list[str] = []
     assert etcd_move.prepare_etcd(layout, lines.append).path == wheel.path

@@ -8,8 +8,8 @@ from gangline.cli.creation.repetition import (
     CREATED_SECONDS,
     MAX_ENTRIES,
     OPEN_SECONDS,
-    Clock,
-    Entry,
+    MachineTime,
+    SubmitEntry,
     age_of,
     begun,
     created,
@@ -18,13 +18,13 @@ from gangline.cli.creation.repetition import (
     living,
 )
 
-NOW = Clock(wall=1_000_000.0, boot=500.0, boot_id="b1")
-OPEN = Entry("digest", "c1", "r1", NOW.wall, NOW.boot, NOW.boot_id)
+NOW = MachineTime(wall=1_000_000.0, boot=500.0, boot_id="b1")
+OPEN = SubmitEntry("digest", "c1", "r1", NOW.wall, NOW.boot, NOW.boot_id)
 
 
-def _later(seconds: float, step: float = 0.0, boot_id: str = "b1") -> Clock:
+def _later(seconds: float, step: float = 0.0, boot_id: str = "b1") -> MachineTime:
     """step: how far the wall clock was set meanwhile."""
-    return Clock(NOW.wall + seconds + step, NOW.boot + seconds, boot_id)
+    return MachineTime(NOW.wall + seconds + step, NOW.boot + seconds, boot_id)
 
 
 def test_an_open_submit_is_found_for_a_day_and_a_created_one_for_a_minute() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from services.gateway.http.connection_limit import (
     RESERVED_OF_ADDRESS,
+    ConnectionPlace,
     ConnectionTable,
     Networks,
-    Place,
     check_networks,
 )
 
@@ -27,14 +27,14 @@ def table(**limits: int) -> ConnectionTable:
 
 def fill(connections: ConnectionTable, *entries: tuple[Stub, str]) -> None:
     for stub, address in entries:
-        assert connections.enter(stub, address) == Place()
+        assert connections.enter(stub, address) == ConnectionPlace()
 
 
 def test_an_address_that_is_full_loses_its_own_oldest_connection() -> None:
     connections, stubs = table(), [Stub() for _ in range(4)]
     fill(connections, *((stub, "10.0.0.1") for stub in stubs[:3]))
-    assert connections.enter(stubs[3], "10.0.0.1") == Place(closed=stubs[0])
-    assert connections.enter(Stub(), "10.0.0.2") == Place()
+    assert connections.enter(stubs[3], "10.0.0.1") == ConnectionPlace(closed=stubs[0])
+    assert connections.enter(Stub(), "10.0.0.2") == ConnectionPlace()
     assert len(connections) == 4
 
 
@@ -43,10 +43,10 @@ def test_an_address_whose_connections_all_work_has_places_for_monitoring_alone()
     fill(connections, *((Stub(is_busy=True), "10.0.0.1") for _ in range(3)))
     reserve = [Stub() for _ in range(RESERVED_OF_ADDRESS)]
     for stub in reserve:
-        assert connections.enter(stub, "10.0.0.1") == Place(is_reserve=True)
+        assert connections.enter(stub, "10.0.0.1") == ConnectionPlace(is_reserve=True)
     # It does not take the reserve from others, and they have places of the usual kind.
-    assert connections.enter(Stub(), "10.0.0.1") == Place(is_reserve=True, closed=reserve[0])
-    assert connections.enter(Stub(), "10.0.0.2") == Place()
+    assert connections.enter(Stub(), "10.0.0.1") == ConnectionPlace(is_reserve=True, closed=reserve[0])
+    assert connections.enter(Stub(), "10.0.0.2") == ConnectionPlace()
 
 
 def test_a_proxy_has_no_limit_of_its_own() -> None:
@@ -60,20 +60,20 @@ def test_a_full_gateway_closes_connections_without_an_admitted_request_first() -
     fill(connections, (busy, "10.0.0.1"), (idle, "10.0.0.2"), (first, "10.0.0.3"), (second, "10.0.0.3"))
     for closed in (first, second):
         new = Stub(is_busy=True)
-        assert connections.enter(new, "10.0.0.4") == Place(closed=closed)
-    assert connections.enter(Stub(is_busy=True), "10.0.0.5") == Place(closed=idle)
+        assert connections.enter(new, "10.0.0.4") == ConnectionPlace(closed=closed)
+    assert connections.enter(Stub(is_busy=True), "10.0.0.5") == ConnectionPlace(closed=idle)
 
 
 def test_monitoring_keeps_places_when_all_others_work() -> None:
     connections = table()
     fill(connections, *((Stub(is_busy=True), f"10.0.0.{number}") for number in range(4)))
     reserve = [Stub(), Stub()]
-    assert [connections.enter(stub, "10.0.1.1") for stub in reserve] == [Place(is_reserve=True)] * 2
+    assert [connections.enter(stub, "10.0.1.1") for stub in reserve] == [ConnectionPlace(is_reserve=True)] * 2
     last = Stub()
-    assert connections.enter(last, "10.0.1.2") == Place(is_reserve=True, closed=reserve[0])
+    assert connections.enter(last, "10.0.1.2") == ConnectionPlace(is_reserve=True, closed=reserve[0])
     connections.leave(last)
     connections.leave(last)
-    assert connections.enter(Stub(), "10.0.1.3") == Place(is_reserve=True)
+    assert connections.enter(Stub(), "10.0.1.3") == ConnectionPlace(is_reserve=True)
 
 
 def test_a_place_that_is_left_is_free() -> None:

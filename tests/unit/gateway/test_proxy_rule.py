@@ -6,7 +6,7 @@ import pytest
 
 from services.gateway.http.tunnel.proxy_rule import (
     Headers,
-    Target,
+    ProxyTarget,
     cookie_of,
     is_of_other_site,
     narrow_cookie,
@@ -18,7 +18,7 @@ from services.gateway.http.tunnel.proxy_rule import (
     take_token,
 )
 
-TARGET = Target(12, "", "/lab")
+TARGET = ProxyTarget(12, "", "/lab")
 HOST = b"gpu1:8080"
 
 
@@ -26,15 +26,15 @@ HOST = b"gpu1:8080"
     ("path", "target"),
     [
         ("/proxy/12/lab", TARGET),
-        ("/proxy/12", Target(12, "", "")),
-        ("/proxy/12.00ff-0a/", Target(12, "00ff-0a", "/")),
+        ("/proxy/12", ProxyTarget(12, "", "")),
+        ("/proxy/12.00ff-0a/", ProxyTarget(12, "00ff-0a", "/")),
         ("/proxy/", None),
         ("/proxy/12x/lab", None),
         ("/proxy/12.XY/", None),
         ("/proxy/../api", None),
     ],
 )
-def test_an_address_names_a_task(path: str, target: Target | None) -> None:
+def test_an_address_names_a_task(path: str, target: ProxyTarget | None) -> None:
     assert parse_target(path) == target
 
 

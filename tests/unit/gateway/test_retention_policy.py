@@ -8,13 +8,13 @@ import pytest
 
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import State
-from services.gateway.history.retention_policy import Days, Expiry, Kind, find_expired
+from services.gateway.history.retention_policy import Days, HistoryExpiry, HistoryKind, find_expired
 
 _DAY = 86_400.0
 _ENDED = Trial("7.1", 7, 1, state=State.TERMINAL, ended_at=1e9)
 
 
-def _expired(config: str, days: Days, now: float, trial: Trial = _ENDED) -> list[Expiry]:
+def _expired(config: str, days: Days, now: float, trial: Trial = _ENDED) -> list[HistoryExpiry]:
     experiment = Experiment(7, "digits", "ann", config, "c" * 64)
     return find_expired([experiment], [trial], days, now)
 
@@ -32,7 +32,7 @@ def _expired(config: str, days: Days, now: float, trial: Trial = _ENDED) -> list
     ],
 )
 def test_days_count_from_the_end_of_the_trial(config: str, days: Days, logs: int | None, metrics: int | None) -> None:
-    for kind, num_days in ((Kind.LOGS, logs), (Kind.METRICS, metrics)):
+    for kind, num_days in ((HistoryKind.LOGS, logs), (HistoryKind.METRICS, metrics)):
         due_at = 1e9 + (num_days if num_days is not None else 100_000) * _DAY
         before = {expiry.kind for expiry in _expired(config, days, due_at - 1)}
         after = {expiry.kind: expiry.days for expiry in _expired(config, days, due_at)}

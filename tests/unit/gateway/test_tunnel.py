@@ -21,7 +21,7 @@ from services.gateway.usecase.runner.tunnel_offer import TunnelOffers
 from services.gateway.usecase.shared import tunnel_table as module
 from services.gateway.usecase.shared.pending import Pending
 from services.gateway.usecase.shared.task_secret import TaskSecrets
-from services.gateway.usecase.shared.tunnel_table import Lease, Tunnel, TunnelTable
+from services.gateway.usecase.shared.tunnel_table import OpenTunnel, Tunnel, TunnelTable
 from services.gateway.usecase.shared.view import Views
 from services.gateway.usecase.tunnel import Tunnels
 from tests.support.stand_in_mirror import StandInMirror
@@ -58,7 +58,7 @@ class Gateway:
     def of_runner(self, principal: Principal = RUNNER) -> TunnelOffers:
         return TunnelOffers(Runner(principal), self.mirror, self.views, self.table, self.secrets)
 
-    def opening(self) -> asyncio.Task[Lease]:
+    def opening(self) -> asyncio.Task[OpenTunnel]:
         return asyncio.create_task(self.table.open(SHELL))
 
 

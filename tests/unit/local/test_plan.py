@@ -14,7 +14,7 @@ import pytest
 from gangline.errors import GanglineError
 from gangline.local.layout import Layout, layout_of
 from gangline.local.lock import acquire_lock, is_locked
-from gangline.local.plan import ClusterPlan, Request, make_plan
+from gangline.local.plan import ClusterPlan, UpRequest, make_plan
 from gangline.local.port import HOST, find_free_ports
 from gangline.local.program import make_programs
 from gangline.local.up import _with_ports, start_cluster
@@ -30,9 +30,9 @@ def test_two_agents_of_two_slots_are_the_default() -> None:
 
 def test_options_that_a_running_cluster_does_not_have_are_named() -> None:
     running = ClusterPlan(2, "1", {"gateway.http": 80, "gateway.grpc": 81})
-    assert Request().find_differences(running) == []
-    assert Request(2, "1", 80, 81).find_differences(running) == []
-    assert Request(1, "auto", 90, 91).find_differences(running) == [
+    assert UpRequest().find_differences(running) == []
+    assert UpRequest(2, "1", 80, 81).find_differences(running) == []
+    assert UpRequest(1, "auto", 90, 91).find_differences(running) == [
         "--agents 2",
         "--slots 1",
         "--http-port 80",

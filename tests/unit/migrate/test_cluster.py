@@ -18,7 +18,7 @@ from gangline.errors import GanglineError
 from gangline.migrate.cluster import Migration, migrate_cluster, write_files
 from gangline.migrate.cluster_key import AGENT, MASTER, Fate
 from gangline.migrate.cluster_settings import migrate_agent, migrate_master
-from gangline.migrate.cluster_source import Entry
+from gangline.migrate.cluster_source import KeyResult
 from services.agent.settings import AgentSettings
 from services.common.setting.settings import ServiceSettings
 from services.gateway.program import GatewaySettings
@@ -115,7 +115,7 @@ def _load(migration: Migration, folder: Path) -> dict[str, Any]:
     return loaded
 
 
-def _fates(entries: list[Entry]) -> dict[str, Fate]:
+def _fates(entries: list[KeyResult]) -> dict[str, Fate]:
     assert len({(entry.file, entry.path) for entry in entries}) == len(entries), "a key has one fate"
     assert not [entry for entry in entries if "\n" in entry.note]
     return {entry.path: entry.fate for entry in entries}

@@ -16,7 +16,7 @@ import pytest
 from gangline.domain.storage.output import is_unfinished
 from gangline.domain.storage.storage_fault import MARKER_FILE
 from gangline.rank import keep_output
-from gangline.rank.keep_output import Keeper, Report, Target, open_target, run
+from gangline.rank.keep_output import OutputKeeper, OutputTarget, Report, open_target, run
 
 # No multiple of the parts in which a file is copied.
 NUM_BYTES = (2 << 20) + 5
@@ -31,9 +31,9 @@ class World:
         self.url = url or f"file://{folder}/storage"
         self.stream = io.StringIO()
 
-    def keep(self, target: Target | None = None, report: Report | None = None) -> None:
+    def keep(self, target: OutputTarget | None = None, report: Report | None = None) -> None:
         target = target or open_target(self.url, "", "outputs/7.1", "7.1.1")
-        Keeper(self.folder, target, report or Report(self.stream, 60.0)).run()
+        OutputKeeper(self.folder, target, report or Report(self.stream, 60.0)).run()
 
     def lines(self, key: str) -> dict[str, Any]:
         """The lines of one kind, with their second value."""
@@ -178,7 +178,7 @@ def test_limits_of_number_and_bytes(world: World, monkeypatch: pytest.MonkeyPatc
     for name in ("a", "b", "c", "d", "e"):
         (world.folder / name).write_text("xx")
     target = open_target(world.url, "", "outputs/7.1", "7.1.1")
-    Keeper(world.folder, target, Report(world.stream, 60.0), _left_bytes=5).run()
+    OutputKeeper(world.folder, target, Report(world.stream, 60.0), _left_bytes=5).run()
     assert set(world.lines("kept")) == {"a", "b"}
     assert set(world.lines("left")) == {"c"}
     assert set(world.lines("rest")) == {"at most 3 files are kept of one machine"}

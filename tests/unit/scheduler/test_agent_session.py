@@ -6,7 +6,7 @@ import pytest
 
 from gangline.domain.resource import Agent
 from gangline.errors import GanglineError, unavailable
-from services.scheduler.agents.agent_session import Session, Sessions
+from services.scheduler.agents.agent_session import AgentSession, Sessions
 from services.scheduler.rendezvous.coordinator import RendezvousCoordinator
 
 _OVER = unavailable("scheduler.deposed", "this scheduler has stopped leading")
@@ -16,7 +16,7 @@ async def test_agent_that_is_admitted_behind_the_end_of_a_term_is_sent_away() ->
     """Its stream would answer heartbeats for ever, and the next term of the same scheduler would not know it."""
     sessions = Sessions()
     sessions.close_all(_OVER)
-    session = Session("a1", "host")
+    session = AgentSession("a1", "host")
     sessions.add(session)
     with pytest.raises(GanglineError, match="stopped leading"):
         await anext(session.outgoing())

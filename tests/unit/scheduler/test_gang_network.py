@@ -12,7 +12,7 @@ from gangline.domain.resource import Agent, FailedStart, NetworkInterface
 from gangline.domain.state import ExitKind, ReasonCode, State
 from services.scheduler.placement import AgentRoom, PendingRequest, Plan, PoolConfig, Snapshot, apply_changes, plan
 from services.scheduler.placement.request.snapshot import default_pool
-from services.scheduler.rendezvous.gang import FailedProbe, Gang, Phase, find_suspects
+from services.scheduler.rendezvous.gang import FailedProbe, Gang, RendezvousPhase, find_suspects
 from services.scheduler.rendezvous.network import Candidate, Endpoint, gang_problems
 from services.scheduler.state.records import Draft, SchedulerState
 from services.scheduler.state.rules import Rules
@@ -127,7 +127,7 @@ def _probed(size: int, *broken: tuple[str, set[frozenset[int]]]) -> Gang:
         }
         for rank in range(size)
     }
-    return Gang(agents, 0.0, 60.0, phase=Phase.PROBING, probes=probes, candidates=candidates)
+    return Gang(agents, 0.0, 60.0, phase=RendezvousPhase.PROBING, probes=probes, candidates=candidates)
 
 
 _ALL = {frozenset({0, 1}), frozenset({0, 2}), frozenset({1, 2})}

@@ -21,7 +21,7 @@ from gangline.errors import GanglineError
 from services.scheduler.searcher.interface import Brief, CloseTrial, CreateTrial, ShutDown
 from services.scheduler.searcher.optuna_class import _PACKAGES, check_packages
 from services.scheduler.searcher.sampled import Sampled
-from services.scheduler.searcher.study import Record, Study, first_suggestions
+from services.scheduler.searcher.study import Study, StudyRecord, first_suggestions
 
 CREATED = SearchEvent(SearchEventKind.EXPERIMENT_CREATED)
 SPACE = {
@@ -76,7 +76,7 @@ class _Leader:
         self.create()
 
     def create(self) -> None:
-        record = Record(self.trials, tuple(self.searcher.told), tuple(self.searcher.num_told_by_number))
+        record = StudyRecord(self.trials, tuple(self.searcher.told), tuple(self.searcher.num_told_by_number))
         made = self.study.suggest(record, 2)
         assert list(made) == list(range(len(self.trials) + 1, len(self.trials) + 1 + len(made)))
         if made:

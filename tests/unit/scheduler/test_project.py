@@ -134,12 +134,13 @@ def test_the_request_id_of_one_creation_makes_no_other_record() -> None:
     state = _state()
     _apply(state, _create(state, "prod"))
     _apply(state, _create_project(state, "audio"))
-    for create, noun in (
+    creations: list[tuple[Callable[[], object], str]] = [
         (lambda: _create(state, "other"), "workspace 'prod'"),
         (lambda: _create(state, "prod", replace(BOB, request_id=ANN.request_id)), "workspace 'prod'"),
         (lambda: _create_project(state, "other"), "project 'audio'"),
         (lambda: _create_project(state, "audio", workspace_id=1), "project 'audio'"),
-    ):
+    ]
+    for create, noun in creations:
         with pytest.raises(GanglineError) as raised:
             create()
         assert (raised.value.code, f"for the {noun}" in raised.value.message) == ("request.reused", True)

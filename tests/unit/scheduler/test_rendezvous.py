@@ -9,7 +9,7 @@ from hypothesis import given
 
 from gangline.domain.resource import Agent, NetworkInterface
 from gangline.domain.state import ExitKind
-from services.scheduler.rendezvous.gang import FailedProbe, Gang, Phase, on_hello, on_probe, on_time
+from services.scheduler.rendezvous.gang import FailedProbe, Gang, RendezvousPhase, on_hello, on_probe, on_time
 from services.scheduler.rendezvous.network import LOOPBACK, ROUTED, Candidate, Endpoint, NoNetwork, choose_candidates
 
 
@@ -88,11 +88,11 @@ def _met() -> Gang:
 
 def test_the_way_to_a_chosen_network() -> None:
     waiting = on_hello(GANG, 0, 4000)
-    assert (waiting.phase, waiting.missing) == (Phase.WAITING, ("a2",))
+    assert (waiting.phase, waiting.missing) == (RendezvousPhase.WAITING, ("a2",))
     probing = on_hello(waiting, 1, 4001)
-    assert probing.phase is Phase.PROBING
+    assert probing.phase is RendezvousPhase.PROBING
     half = on_probe(probing, 0, GOOD)
-    assert half.phase is Phase.PROBING
+    assert half.phase is RendezvousPhase.PROBING
     both = on_probe(half, 1, GOOD)
     assert both.chosen is not None
     assert both.chosen.subnet == "10.9.0.0/24"
@@ -133,7 +133,7 @@ def test_the_first_network_over_which_each_member_reached_each_is_taken(
         if all(candidate.subnet in probed and not probed[candidate.subnet] for probed in probes)
     ]
     assert gang.chosen == (good[0] if good else None)
-    assert (gang.phase is Phase.FAILED) == (not good)
+    assert (gang.phase is RendezvousPhase.FAILED) == (not good)
 
 
 def test_no_network_at_all_names_hosts_interface_and_port() -> None:
@@ -146,7 +146,7 @@ def test_no_network_at_all_names_hosts_interface_and_port() -> None:
 
 def test_a_single_member_needs_no_probe() -> None:
     gang = on_hello(Gang((A1,), 0.0, 60.0), 0, 4000)
-    assert gang.phase is Phase.CHOSEN
+    assert gang.phase is RendezvousPhase.CHOSEN
 
 
 def test_deadline_names_who_is_missing() -> None:
@@ -164,7 +164,7 @@ def test_deadline_names_who_is_missing() -> None:
 def test_after_a_change_of_the_leader_members_say_everything_again_in_any_order() -> None:
     gang = on_probe(on_hello(GANG, 1, 4001), 1, GOOD)
     gang = on_probe(on_hello(gang, 0, 4000), 0, GOOD)
-    assert gang.phase is Phase.CHOSEN
+    assert gang.phase is RendezvousPhase.CHOSEN
 
 
 def test_a_member_that_comes_back_as_it_was_changes_nothing() -> None:
@@ -176,7 +176,7 @@ def test_a_member_that_comes_back_as_it_was_changes_nothing() -> None:
 def test_a_member_that_comes_back_on_another_port_starts_probing_again() -> None:
     chosen = on_probe(on_probe(_met(), 0, GOOD), 1, GOOD)
     again = on_hello(chosen, 1, 5555)
-    assert (again.phase, again.probes, again.chosen) == (Phase.PROBING, {}, None)
+    assert (again.phase, again.probes, again.chosen) == (RendezvousPhase.PROBING, {}, None)
     assert again.candidates[0].endpoints[1].port == 5555
 
 

@@ -14,7 +14,7 @@ from services.scheduler.state.rules import Rules
 from services.scheduler.transition.retry import (
     GATEWAY_PAUSE_SECONDS,
     INFRASTRUCTURE,
-    Decision,
+    RetryDecision,
     decide,
     describe,
     excluded_by,
@@ -48,7 +48,7 @@ def _decide(
     since: float = 0.0,
     now: float = 100.0,
     had_gateway: bool = False,
-) -> Decision:
+) -> RetryDecision:
     trial = Trial("1.1", 1, 1, restarts=restarts, infrastructure_failures=setbacks, failures_in_a_row=row)
     trial = replace(trial, failing_since_at=since)
     return decide(trial, allocation, 2, closing, RULES, now=now, had_gateway=had_gateway)
@@ -82,7 +82,7 @@ def test_what_would_come_again_is_not_tried_again(kind: ExitKind) -> None:
     assert "not tried again" in decision.reason
 
 
-def _failed_again(kind: ExitKind, **fields: object) -> Decision:
+def _failed_again(kind: ExitKind, **fields: object) -> RetryDecision:
     """The fourth failure in a row of a trial that had reached batch 100 and gone on from checkpoint c1."""
     trial = Trial("1.1", 1, 1, restarts=1, failures_in_a_row=3, infrastructure_failures=2, latest_checkpoint_id="c1")
     trial = replace(trial, furthest_batches=100, batches_completed=100)
@@ -147,7 +147,7 @@ def test_what_is_being_deleted_is_no_older_checkpoint() -> None:
     assert older_checkpoint(Trial("1.1", 1, 1, latest_checkpoint_id="c30"), allocation, checkpoints[1:]) is None
 
 
-def _repeated(last: ExitReport | None, now: ExitReport) -> Decision:
+def _repeated(last: ExitReport | None, now: ExitReport) -> RetryDecision:
     trial = Trial("1.1", 1, 1, restarts=1, last_failure=last)
     return decide(trial, _allocation(now), 5, None, RULES, now=100.0)
 
@@ -326,7 +326,7 @@ def test_a_task_that_has_not_begun_anywhere_is_started_elsewhere(kind: ExitKind)
     late = ExitReport("a0", ExitKind.START_FAILED, "not accepted by a0 within 30 s", failed_at=9.0)
     unbegun = replace(_exit(kind), has_not_begun=True)
 
-    def decided(*exits: ExitReport) -> Decision:
+    def decided(*exits: ExitReport) -> RetryDecision:
         allocation = _allocation(*exits, stop_kind=ExitKind.KILLED, failure=late)
         return decide(Trial("1.1", 1, 1), allocation, 0, None, RULES, now=100.0, task_kind=TaskKind.COMMAND)
 
@@ -349,7 +349,7 @@ _CHOICE = StrategyChoice("ddp", 2, (_DDP, _ZERO1, _ZERO3), 1000)
 
 def _out_of_memory(
     text: str, batches: int | None = 3, started: int = 0, kind: ExitKind = ExitKind.OUT_OF_MEMORY
-) -> Decision:
+) -> RetryDecision:
     failed = replace(_exit(kind, 1, message="no room"), batches_completed=batches)
     allocation = _allocation(_exit(ExitKind.PEER_FAILED), failed)
     trial = Trial("1.1", 1, 1, restarts=2, strategy_choice_json=text)

@@ -19,7 +19,7 @@ from services.scheduler.simulator.cluster_size import agents_of_slots, parse_age
 from services.scheduler.simulator.engine import EngineContext, play
 from services.scheduler.simulator.figure import figures_of, size_class
 from services.scheduler.simulator.head import HeadWatch
-from services.scheduler.simulator.played import Answer, Played, Run
+from services.scheduler.simulator.played import EtaAnswer, Played, Run
 from services.scheduler.simulator.strategy import POOL, Strategy, choose_strategies
 from services.scheduler.simulator.submission import TraceSubmission
 from tests.support.source import ROOT
@@ -127,7 +127,7 @@ def test_what_can_never_fit_is_set_aside() -> None:
 
 def test_an_eta_asked_for_at_the_instant_of_the_start_has_no_error() -> None:
     submission = TraceSubmission("t1", 0.0, 1, 10.0, 10.0)
-    answers = (Answer(0.0, 0.0, 60.0), Answer(50.0, 50.0, 50.0))
+    answers = (EtaAnswer(0.0, 0.0, 60.0), EtaAnswer(50.0, 50.0, 50.0))
     played = Played(1, (Run(submission, 50.0, 60.0, 0, answers),), (), (), (), (), 1)
     (only,) = figures_of("x", played, has_head=False).eta_errors
     assert (only.age_seconds, only.count, only.median) == (0.0, 1, 0.2)

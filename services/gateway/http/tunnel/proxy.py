@@ -105,7 +105,7 @@ class Proxy:
 
 
 def authenticate(
-    usecases: UseCases, authenticator: Authenticator, scope: Scope, target: proxy_rule.Target
+    usecases: UseCases, authenticator: Authenticator, scope: Scope, target: proxy_rule.ProxyTarget
 ) -> tuple[Principal, float]:
     """Returns the caller, and for how long the cookie is valid, 0 for another proof. Raises GanglineError `auth.*`."""
     kind, _, bearer = Headers(scope=scope).get("authorization", "").partition(" ")
@@ -150,7 +150,7 @@ class _Exchange:
 
     scope: Scope
     tunnel: AdmittedTunnel
-    target: proxy_rule.Target
+    target: proxy_rule.ProxyTarget
     experiment: Experiment
     cookie: bytes  # the gateway's own cookie, which the answer sets; empty for none
     connection: h11.Connection

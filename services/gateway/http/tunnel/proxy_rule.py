@@ -41,7 +41,7 @@ _ANSWERED_PREFIXES = (b"access-control-", b"cross-origin-", b"sec-websocket-", b
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ProxyTarget:
     """The task that a path of the proxy names."""
 
     experiment_id: int  # experiment of the task
@@ -54,10 +54,10 @@ class Target:
         return f"{PREFIX}{self.experiment_id}/"
 
 
-def parse_target(path: str) -> Target | None:
+def parse_target(path: str) -> ProxyTarget | None:
     """Returns None for a path that names no task."""
     match = _TARGET.fullmatch(path)
-    return Target(int(match.group(1)), match.group(2) or "", match.group(3)) if match else None
+    return ProxyTarget(int(match.group(1)), match.group(2) or "", match.group(3)) if match else None
 
 
 def take_token(query: str) -> tuple[str, str]:
@@ -109,7 +109,7 @@ def request_headers(headers: Iterable[tuple[bytes, bytes]], *, is_upgrade: bool 
 
 
 def response_headers(
-    headers: Iterable[tuple[bytes, bytes]], target: Target, host: bytes, *, is_upgrade: bool = False
+    headers: Iterable[tuple[bytes, bytes]], target: ProxyTarget, host: bytes, *, is_upgrade: bool = False
 ) -> Headers:
     """Returns the headers for the browser. host: of the request, for the policy of the task's pages."""
     kept: Headers = []
@@ -155,13 +155,13 @@ def narrow_cookie(cookie: str, base: str) -> str:
     return "; ".join([pair, *kept, f"Path={path}"])
 
 
-def own_cookie(token: str, target: Target, seconds: int, *, is_secure: bool) -> bytes:
+def own_cookie(token: str, target: ProxyTarget, seconds: int, *, is_secure: bool) -> bytes:
     secure = "; Secure" if is_secure else ""
     text = f"{COOKIE}={token}; Path={target.base}; Max-Age={seconds}; HttpOnly; SameSite=Lax{secure}"
     return text.encode("latin-1")
 
 
-def _policy(target: Target, host: bytes) -> str:
+def _policy(target: ProxyTarget, host: bytes) -> str:
     """Returns a policy under which the task's pages connect to the task alone, on this origin. They may load what they
     like from elsewhere."""
     own = host.decode("latin-1") if re.fullmatch(rb"[A-Za-z0-9.\-:\[\]]{1,255}", host) else "invalid.invalid"

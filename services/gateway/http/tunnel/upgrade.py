@@ -80,7 +80,7 @@ class Upgrades:
         finally:
             writer.close()
 
-    def _admit(self, scope: dict[str, Any], target: proxy_rule.Target) -> Experiment:
+    def _admit(self, scope: dict[str, Any], target: proxy_rule.ProxyTarget) -> Experiment:
         """Returns the task. Determined's client sends no token to a shell: the code in the shell's id, which only its
         owner and administrators see, takes its place, and the shell's own key follows. A notebook has no such key."""
         proofs = self._usecases.open.task_proofs
@@ -95,7 +95,7 @@ async def _pass_on(
     writer: asyncio.StreamWriter,
     tunnel: AdmittedTunnel,
     scope: dict[str, Any],
-    target: proxy_rule.Target,
+    target: proxy_rule.ProxyTarget,
 ) -> None:
     """Sends the head of the request to the task and that of its answer back, and then all bytes as they come."""
     address = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.common.etcd import HealthWatch
 from services.gateway.leader.leader_client import no_leader
-from services.gateway.mirror.discovery import Target, list_targets
+from services.gateway.mirror.discovery import ScrapeTarget, list_targets
 from services.gateway.mirror.ingest_record import Health
 from services.gateway.mirror.mirror import Watched
 
@@ -27,7 +27,7 @@ class PublicCluster:
         problem = etcd.problem or ("" if has_leader else no_leader().message)
         return Health(status="ok", has_leader=has_leader, revision=state.revision, etcd=etcd, problem=problem)
 
-    def list_targets(self) -> list[Target]:
+    def list_targets(self) -> list[ScrapeTarget]:
         """Returns the targets of Prometheus, which has no token: addresses and ids only."""
         state = self._mirror.state
         return list_targets(state.instances.all(), state.agents.all(), state.allocations.all())

@@ -145,7 +145,7 @@ class TunnelTable:
         """Returns a tunnel that waits for its runner's call, which `allocation_of` has found."""
         return self._waiting.pop(tunnel_id)[1]
 
-    async def open(self, experiment: Experiment) -> Lease:
+    async def open(self, experiment: Experiment) -> OpenTunnel:
         """Returns a connection, to be used as a context. The caller has checked that the user may have it. Raises
         GanglineError of kind UNAVAILABLE: `task.not_ready`, `task.over`, `task.busy`, `task.unreachable`."""
         offer = self._offer_of(experiment)
@@ -166,7 +166,7 @@ class TunnelTable:
         if problem:
             tunnel.close()
             raise _unreachable("unreachable", experiment, f"cannot be reached: {problem}")
-        return Lease(tunnel, offer)
+        return OpenTunnel(tunnel, offer)
 
     def _offer_of(self, experiment: Experiment) -> _Offer:
         offer = self._offers.get(trial_id(experiment.id, 1))
@@ -193,7 +193,7 @@ class TunnelTable:
         return self.is_ready(experiment_id)
 
 
-class Lease:
+class OpenTunnel:
     """Counts an open tunnel while the context lasts, and closes it at the end."""
 
     def __init__(self, tunnel: Tunnel, offer: _Offer) -> None:

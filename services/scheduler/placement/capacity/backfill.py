@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from services.scheduler.placement.capacity.fit import find_fit
 from services.scheduler.placement.capacity.outlook import Opening
 from services.scheduler.placement.capacity.room import Room, Slots
-from services.scheduler.placement.capacity.spare import Spare
+from services.scheduler.placement.capacity.spare import SpareSlots
 from services.scheduler.placement.request.assignment import Reservation
 from services.scheduler.placement.request.snapshot import PendingRequest, PoolView, Running, Shape
 
@@ -35,7 +35,7 @@ class ReservedSlots:
         self.reservation: Reservation | None = None
         self.stoppable: Sequence[Running] = ()
         self.waited_for: tuple[str, ...] = ()
-        self.spare = Spare({}, now)
+        self.spare = SpareSlots({}, now)
         self.is_closed = False
         self._has_on_call = view.config.is_on_call_possible
         # Agents with spare slots when the reservation was made, by id. Spare slots only become fewer.
@@ -86,7 +86,9 @@ class ReservedSlots:
             for agent_id in spare.keys() & slots_by_agent.keys():
                 spare[agent_id] -= slots_by_agent[agent_id]
 
-    def reserve(self, holder: PendingRequest, opening: Opening, spare: Spare, stoppable: Sequence[Running]) -> None:
+    def reserve(
+        self, holder: PendingRequest, opening: Opening, spare: SpareSlots, stoppable: Sequence[Running]
+    ) -> None:
         """Makes the reservation. opening: when and where the holder is expected to start."""
         if stoppable:
             others = {work.allocation_id for work in self._view.running}.difference(w.allocation_id for w in stoppable)

@@ -20,7 +20,7 @@ _End = tuple[float, Running]
 
 
 @dataclass(frozen=True, slots=True)
-class Spare:
+class SpareSlots:
     """Holds spare slots."""
 
     slots_by_agent: Slots  # covers the agents where the holder may start; every other agent is open to all requests
@@ -28,7 +28,7 @@ class Spare:
     sure_until: float
 
 
-def find_spare(holder: PendingRequest, room: Room, outlook: Outlook, now: float, starts_at: float) -> Spare:
+def find_spare(holder: PendingRequest, room: Room, outlook: Outlook, now: float, starts_at: float) -> SpareSlots:
     """Computes the spare slots. outlook: of this room, with `now` as the end of work that the holder may have stopped.
     starts_at: when the holder is to start by this outlook."""
     known_ends: list[_End] = []
@@ -53,7 +53,7 @@ def find_spare(holder: PendingRequest, room: Room, outlook: Outlook, now: float,
         for agent_id, slots in surely.slots_by_agent.items():
             left = last.free_at(agent_id, surely.at) - slots
             spare_by_agent[agent_id] = min(left, spare_by_agent.get(agent_id, left))
-    return Spare(spare_by_agent, first_at)
+    return SpareSlots(spare_by_agent, first_at)
 
 
 @dataclass(frozen=True, slots=True)
