@@ -25,6 +25,7 @@ from services.gateway.http import (
     project,
     queue,
     retention,
+    table,
     trace,
     usage,
     user,
@@ -41,7 +42,8 @@ from services.gateway.usecase.bundle import UseCases
 DESCRIPTION = "Paths and names follow Determined's REST API where both have the call. Errors are problem documents."
 # In the order in which their routes are tried.
 _PARTS = (
-    experiment, history, queue, agent, cluster, usage, fusion, operation, trace, output, project, retention, user,
+    experiment, table, history, queue, agent, cluster, usage, fusion, operation, trace, output, project, retention,
+    user,
 )  # fmt: skip
 
 

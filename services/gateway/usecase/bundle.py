@@ -22,6 +22,8 @@ from services.gateway.mirror.caller import Caller, Runner
 from services.gateway.mirror.mirror import Watched
 from services.gateway.mirror.notification import NotificationBoard
 from services.gateway.storage.storage import Storage
+from services.gateway.table.row_index import RowIndex
+from services.gateway.table.table import Tables
 from services.gateway.usecase.agent import Agents
 from services.gateway.usecase.checkpoint import Checkpoints
 from services.gateway.usecase.checkpoint_import import CheckpointImports
@@ -47,6 +49,7 @@ from services.gateway.usecase.shared.stored_code import StoredCode
 from services.gateway.usecase.shared.task_secret import TaskSecrets
 from services.gateway.usecase.shared.tunnel_table import TunnelTable
 from services.gateway.usecase.shared.view import Views
+from services.gateway.usecase.table import Bulk, TableReads
 from services.gateway.usecase.tensorboard import Tensorboard
 from services.gateway.usecase.tunnel import Tunnels
 from services.gateway.usecase.usage import Usage
@@ -83,6 +86,7 @@ class Shared:
     deliveries: Deliveries
     tunnels: TunnelTable
     task_secrets: TaskSecrets
+    tables: Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,14 @@ class UserCases:
             code=self.code,
             following=shared.history.following,
         )
+
+    @property
+    def tables(self) -> TableReads:
+        return TableReads(self.caller, self._shared.tables)
+
+    @property
+    def bulk(self) -> Bulk:
+        return Bulk(self.caller, self._shared.mirror, self._shared.tables, self.with_request_id)
 
     @property
     def removals(self) -> Removals:
@@ -266,6 +278,7 @@ def assemble(
         deliveries=Deliveries(history.news),
         tunnels=tunnels,
         task_secrets=task_secrets,
+        tables=Tables(RowIndex(mirror), lambda: mirror.state.revision),
     )
     anybody = OpenCases(
         Logins(mirror, authenticator), PublicCluster(mirror, etcd), TaskProofs(mirror, views, task_secrets)
