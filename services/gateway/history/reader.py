@@ -78,6 +78,16 @@ class Reader:
         metrics that are no numbers are read too."""
         return await self._read(lambda connection: _metrics_after(connection, scope, after_id, limit, has_values))
 
+    async def metrics_of(self, trial_ids: Sequence[str], after_id: int, limit: int) -> list[StoredMetrics]:
+        """Returns the next reports of these trials, at most `limit`, without metrics that are no numbers. A newer
+        attempt replaces older ones."""
+        return await self._read(lambda connection: _metrics_of(connection, trial_ids, after_id, limit))
+
+    async def newest_metrics_id(self) -> int:
+        """Returns the id of the newest stored report of all trials; 0 without one."""
+        newest = sa.select(sa.func.max(table.metrics.c.id))
+        return await self._read(lambda connection: connection.scalar(newest) or 0)
+
     async def series(
         self, trial_id: str, group: str, metric: str, max_points: int, attempt: int | None = None
     ) -> MetricSeries:
@@ -151,6 +161,14 @@ def _metrics_after(connection: sa.Connection, scope: Scope, after_id: int, limit
         if num_bytes >= MAX_PAGE_VALUE_BYTES:
             return MetricsPage(rows, is_last=False)
     return MetricsPage(rows, is_last=len(rows) < limit)
+
+
+def _metrics_of(connection: sa.Connection, trial_ids: Sequence[str], after_id: int, limit: int) -> list[StoredMetrics]:
+    rows = table.metrics
+    columns = [column for column in rows.c if column is not rows.c.values_json]
+    wanted = [rows.c.trial_id.in_(trial_ids[:MAX_IDS]), rows.c.id > after_id, *of_attempt(None)]
+    selected = connection.execute(sa.select(*columns).where(*wanted).order_by(rows.c.id).limit(limit))
+    return [StoredMetrics(row.id, row.trial_id, row.at, table.point_of(row), row.attempt or 0) for row in selected]
 
 
 def _newest(connection: sa.Connection, trial_ids: Sequence[str]) -> dict[str, Newest]:

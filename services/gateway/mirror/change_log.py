@@ -45,14 +45,14 @@ class ChangeLog:
         while len(self._revision_by_entry) > self._max_entries:
             _, self._floor = self._revision_by_entry.popitem(last=False)
 
-    def since(self, revision: int) -> list[Entry] | None:
-        """Returns the records that changed after this revision, the newest change first; None if that is not known
-        any more. The cost is that of the answer."""
+    def since(self, revision: int) -> list[tuple[Entry, int]] | None:
+        """Returns the records that changed after this revision, each with that of its last change, the newest first;
+        None if that is not known any more. The cost is that of the answer."""
         if revision < self._floor:
             return None
-        entries: list[Entry] = []
+        entries: list[tuple[Entry, int]] = []
         for entry, changed_at in reversed(self._revision_by_entry.items()):
             if changed_at <= revision:
                 break
-            entries.append(entry)
+            entries.append((entry, changed_at))
         return entries

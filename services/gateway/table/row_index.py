@@ -78,7 +78,7 @@ class RowIndex:
         if changed is None:
             ids = {experiment.id for experiment in self._mirror.state.experiments.all()} | self._row_by_id.keys()
         else:
-            ids = {int(key) for topic, key in changed if topic is Topic.EXPERIMENT}
+            ids = {int(key) for (topic, key), _ in changed if topic is Topic.EXPERIMENT}
         for experiment_id in ids:
             self._remake(experiment_id)
         self._revision = revision

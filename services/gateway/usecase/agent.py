@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability
@@ -20,6 +20,10 @@ class Agents:
         self._caller = caller
         self._mirror = mirror
         self._leader = leader
+
+    def find_all(self, agent_ids: Collection[str]) -> Sequence[AgentView]:
+        """Returns those of these agents that are there."""
+        return [view for view in self.list() if view.agent.id in agent_ids]
 
     def list(self) -> list[AgentView]:
         """Returns all agents, sorted by id."""

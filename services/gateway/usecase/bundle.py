@@ -25,6 +25,7 @@ from services.gateway.storage.storage import Storage
 from services.gateway.table.row_index import RowIndex
 from services.gateway.table.table import Tables
 from services.gateway.usecase.agent import Agents
+from services.gateway.usecase.change import Changes
 from services.gateway.usecase.checkpoint import Checkpoints
 from services.gateway.usecase.checkpoint_import import CheckpointImports
 from services.gateway.usecase.cluster import Clusters
@@ -120,6 +121,11 @@ class UserCases:
     @property
     def bulk(self) -> Bulk:
         return Bulk(self.caller, self._shared.mirror, self._shared.tables, self.with_request_id)
+
+    @property
+    def changes(self) -> Changes:
+        shared, history = self._shared, self._shared.history
+        return Changes(self.caller, shared.mirror, shared.views, history.reader, following=history.following)
 
     @property
     def removals(self) -> Removals:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from gangline.domain.experiment import TextChange
 from gangline.domain.state import ExperimentAction
@@ -15,7 +15,8 @@ from services.common import keys
 from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
 from services.gateway.table.field import Family, Field
-from services.gateway.table.table import Result, TableName, TablePage, TableQuery, Tables
+from services.gateway.table.filter import Predicate
+from services.gateway.table.table import Result, TableName, TablePage, TableQuery, Tables, TableView
 from services.gateway.usecase.experiment import Experiments
 from services.gateway.usecase.project import Projects
 from services.gateway.usecase.removal import Removals
@@ -47,6 +48,14 @@ class TableReads:
         names = tuple(fields) or DEFAULT_FIELDS[query.table]
         result = await self._tables.query(query, snapshot)
         return self._tables.read_page(query, result, names, offset, limit)
+
+    def open(self, query: TableQuery, fields: Sequence[str]) -> tuple[TableView[Any], Predicate[Any]]:
+        """Returns the table and the condition of the query, for a reader that looks at single rows. Raises
+        GanglineError `filter.*`, `table.field`."""
+        view = self._tables.view(query.table, query.experiment_id)
+        for name in fields:
+            view.fields.find(name)
+        return view, self._tables.compile(query, view)
 
     def list_fields(self, table: TableName) -> tuple[Sequence[Field[object]], Sequence[Family[object]]]:
         """Returns the fixed fields, and the families."""
