@@ -25,6 +25,7 @@ from services.gateway.http import (
     project,
     queue,
     retention,
+    series,
     table,
     trace,
     usage,
@@ -45,7 +46,7 @@ DESCRIPTION = "Paths and names follow Determined's REST API where both have the 
 # In the order in which their routes are tried.
 _PARTS = (
     experiment, table, live, history, queue, agent, cluster, usage, fusion, operation, trace, output, project,
-    retention, user,
+    series, retention, user,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
 """One stream of server-sent events with all that changes on a page: rows of tables, agents, the queue, and metrics.
 
-Start: services/gateway/http/live/stream.py
+Start: stream.py
 """
