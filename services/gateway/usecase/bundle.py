@@ -39,6 +39,7 @@ from services.gateway.usecase.open.task import TaskProofs
 from services.gateway.usecase.output import Outputs
 from services.gateway.usecase.project import Projects
 from services.gateway.usecase.queue import Queue
+from services.gateway.usecase.queue_preview import PreviewLimit, QueuePreview
 from services.gateway.usecase.removal import Removals
 from services.gateway.usecase.runner.code import CodeDelivery
 from services.gateway.usecase.runner.ingest import Ingest
@@ -88,6 +89,7 @@ class Shared:
     tunnels: TunnelTable
     task_secrets: TaskSecrets
     tables: Tables
+    previews: PreviewLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,10 @@ class UserCases:
         shared = self._shared
         reader, views = shared.history.reader, shared.views
         return Queue(self.caller, shared.mirror, reader, shared.leader, views=views, pending=shared.pending)
+
+    @property
+    def queue_preview(self) -> QueuePreview:
+        return QueuePreview(self.caller, self._shared.views, self._shared.leader, self._shared.previews)
 
     @property
     def agents(self) -> Agents:
@@ -284,6 +290,7 @@ def assemble(
         deliveries=Deliveries(history.news),
         tunnels=tunnels,
         task_secrets=task_secrets,
+        previews=PreviewLimit(),
         tables=Tables(RowIndex(mirror), lambda: mirror.state.revision),
     )
     anybody = OpenCases(
