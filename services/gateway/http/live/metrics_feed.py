@@ -61,6 +61,11 @@ class MetricsFeed:
             await asyncio.sleep(max(0.0, feed.read_at + FRESH_SECONDS - clock()))
             feed.read_at = clock()
             rows = await read(feed.head_id, MAX_BEHIND + 1)
+            if len(rows) > MAX_BEHIND:
+                # The readers of this feed are too far behind as well.
+                feed.kept.clear()
+                feed.floor_id = feed.head_id = rows[-1].id
+                return
             for row in rows:
                 feed.kept.append(_entry(row))
                 feed.head_id = row.id
