@@ -213,7 +213,12 @@ async def test_rows_are_written_once_for_all_clients(
     get = SharedTexts.get
 
     def count(self: SharedTexts, key: Any, make: Any) -> str:
-        return get(self, key, lambda: (written.append(key), make())[1])
+        def make_counted() -> str:
+            written.append(key)
+            text: str = make()
+            return text
+
+        return get(self, key, make_counted)
 
     monkeypatch.setattr(SharedTexts, "get", count)
 

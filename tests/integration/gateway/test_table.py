@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -168,3 +169,32 @@ async def test_a_long_order_goes_on_after_the_last_id(
         order["afterId"] = answer["nextAfterId"]
     assert changed == list(range(1, 11))
     assert len(leader.experiment_changes) == 10
+
+
+async def test_the_effect_of_a_change_of_the_queue(etcd: EtcdClient, client: Client, leader: StandInLeader) -> None:
+    """The planner is the real one, in a process of its own."""
+    await put_experiments(etcd, 3)
+    await wait_for(client, 3)
+    task = {"slots_needed": 2, "priority": 50}
+    held = {"allocated_on": {"a1": 2}, "occupies": True}
+    tasks = [
+        {**task, **held, "id": "1.1.1", "group": "experiment 1", "queue_position": 1},
+        {**task, "id": "2.1", "group": "experiment 2", "queue_position": 2},
+        {**task, "id": "3.1", "group": "experiment 3", "queue_position": 3},
+    ]
+    agents = [{"id": "a1", "slots": 2}]
+    leader.snapshot_json = json.dumps(
+        {"policy": "priority", "now": 100, "agents": agents, "groups": [], "tasks": tasks}
+    )
+    path = "/api/v1/job-queues/preview"
+    moved = (await client.http.post(path, json={"jobId": 3, "aheadOf": 2})).json()
+    assert (moved["pool"], moved["numWaiting"]) == ("default", 2)
+    first, second = moved["differences"]
+    places = {each["trialId"]: (each["before"]["queuePlace"], each["after"]["queuePlace"]) for each in (first, second)}
+    assert places == {"3.1": (2, 1), "2.1": (1, 2)}
+    assert first["after"]["etaAt"] < second["after"]["etaAt"]
+    urgent = (await client.http.post(path, json={"jobId": 3, "priority": 1})).json()["differences"]
+    assert [(each["trialId"], each["after"]["isStopping"]) for each in urgent][-1] == ("1.1", True)
+    refused = await client.http.post(path, json={"jobId": 3, "aheadOf": 9})
+    assert (refused.status_code, refused.json()["code"]) == (409, "preview.anchor")
+    assert not leader.experiment_changes
