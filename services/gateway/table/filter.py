@@ -1,4 +1,4 @@
-"""PURE: the text by which users filter a table, such as `state = RUNNING and (hp.lr < 0.1 or label ~ "^a")`.
+"""The text by which users filter a table, such as `state = RUNNING and (hp.lr < 0.1 or label ~ "^a")`.
 
     filter     = part {"or" part}
     part       = item {"and" item}

@@ -1,4 +1,4 @@
-"""PURE: one comparison of a filter: the type of its value, and whether a row's value meets it.
+"""One comparison of a filter: the type of its value, and whether a row's value meets it.
 
 A row without a value meets `!=` and `!~` alone. Numbers are compared with numbers and texts with texts; a comparison of
 different types is false. A field with several texts meets `=` and `~` if one of them does.
