@@ -10,6 +10,8 @@ from typing import Any
 
 # By the name of a request body.
 BODY_EXAMPLES: dict[str, Any] = {
+    "BulkBody": {"action": "ARCHIVE", "filter": "state = TERMINAL and startTime < 30d", "dryRun": True},
+    "QueueUpdate": {"jobId": 3, "aheadOf": 1},
     "CreateExperiment": {
         "config": "name: digits\nentrypoint: python3 train.py\nsearcher: {name: single, metric: loss}\n",
         "codeSha256": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
@@ -37,6 +39,7 @@ BODY_EXAMPLES: dict[str, Any] = {
 }
 # By the name of a parameter in a path.
 PATH_EXAMPLES = {
+    "table": "experiments",
     "experiment_id": 1,
     "trial_id": "1.1",
     "agent_id": "gpu-host-1",
