@@ -58,11 +58,11 @@ def main() -> None:
     print(describe_machine())
     print(f"{arguments.experiments:,} experiments, one more with {arguments.trials:,} trials")
     with running_cluster(agents=1, slots=1) as (client, data):
-        asyncio.run(_fill(data, arguments.experiments, arguments.trials))
+        asyncio.run(fill_state(data, arguments.experiments, arguments.trials))
         big_id = arguments.experiments + 1
-        _wait_for(client, big_id, arguments.trials)
+        wait_for_mirror(client, big_id, arguments.trials)
         is_missed = False
-        with httpx.Client(base_url=_http_address(data), headers=_headers(client), timeout=60) as http:
+        with httpx.Client(base_url=http_address(data), headers=headers_of(client), timeout=60) as http:
             for name, call in _calls(client, http, big_id):
                 is_missed |= _measure(name, call, arguments.runs, arguments.calls)
     sys.exit(is_missed)
@@ -100,22 +100,22 @@ def _milliseconds(call: Callable[[], object]) -> float:
     return 1000 * (time.perf_counter() - began)
 
 
-async def _fill(data: Path, num_experiments: int, num_trials: int) -> None:
+async def fill_state(data: Path, num_experiments: int, num_trials: int) -> None:
     async with EtcdClient(EtcdSettings(endpoints=(f"unix:{data}/etcd-client:0",))) as etcd:
         puts: list[Put] = []
         for number in range(1, num_experiments + 2):
-            experiment = _experiment(number)
+            experiment = experiment_of(number)
             puts.append(Put(keys.experiment(number), wire.encode(experiment)))
             trials = num_trials if number > num_experiments else 1
             puts += [
-                Put(keys.trial(f"{number}.{index}"), wire.encode(_trial(number, index)))
+                Put(keys.trial(f"{number}.{index}"), wire.encode(trial_of(number, index)))
                 for index in range(1, trials + 1)
             ]
         for start in range(0, len(puts), MAX_PUTS):
             await etcd.commit(puts[start : start + MAX_PUTS])
 
 
-def _experiment(number: int) -> Experiment:
+def experiment_of(number: int) -> Experiment:
     labels = (RARE,) if number % 1000 == 0 else ()
     config, _ = parse_config(CONFIG.format(number=number, labels=", ".join(labels)))
     return Experiment(
@@ -132,7 +132,7 @@ def _experiment(number: int) -> Experiment:
     )
 
 
-def _trial(experiment_id: int, number: int) -> Trial:
+def trial_of(experiment_id: int, number: int) -> Trial:
     return Trial(
         f"{experiment_id}.{number}",
         experiment_id,
@@ -147,7 +147,7 @@ def _trial(experiment_id: int, number: int) -> Trial:
     )
 
 
-def _wait_for(client: Client, experiment_id: int, num_trials: int) -> None:
+def wait_for_mirror(client: Client, experiment_id: int, num_trials: int) -> None:
     """Waits until the gateway has mirrored everything."""
     deadline = time.monotonic() + MIRROR_SECONDS
     while time.monotonic() < deadline:
@@ -158,12 +158,12 @@ def _wait_for(client: Client, experiment_id: int, num_trials: int) -> None:
     raise SystemExit(f"the gateway has not mirrored everything after {MIRROR_SECONDS:g} s")
 
 
-def _http_address(data: Path) -> str:
+def http_address(data: Path) -> str:
     ready = json.loads(Layout(data).ready("gateway").read_text())
     return f"http://{ready['http']}"
 
 
-def _headers(client: Client) -> dict[str, str]:
+def headers_of(client: Client) -> dict[str, str]:
     return {"Authorization": f"Bearer {client.login.token}"}
 
 

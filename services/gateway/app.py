@@ -26,6 +26,8 @@ from services.gateway.http import (
     queue,
     retention,
     saved_view,
+    series,
+    table,
     trace,
     usage,
     user,
@@ -33,6 +35,8 @@ from services.gateway.http import (
 from services.gateway.http.admission import Admission
 from services.gateway.http.description import complete
 from services.gateway.http.model import BODY_EXAMPLES
+from services.gateway.http.live import route as live
+from services.gateway.http.live.stream import LiveHub
 from services.gateway.http.problem import add_problem_handlers
 from services.gateway.http.tunnel.proxy import Proxy
 from services.gateway.http.tunnel.upgrade import Upgrades
@@ -43,8 +47,8 @@ from services.gateway.usecase.bundle import UseCases
 DESCRIPTION = "Paths and names follow Determined's REST API where both have the call. Errors are problem documents."
 # In the order in which their routes are tried.
 _PARTS = (
-    experiment, history, queue, agent, cluster, usage, fusion, operation, trace, output, project, retention, user,
-    saved_view,
+    experiment, table, live, history, queue, agent, cluster, usage, fusion, operation, trace, output, project,
+    series, retention, user, saved_view,
 )  # fmt: skip
 
 
@@ -58,6 +62,7 @@ def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
         openapi_url=None, routes=routes,
     )  # fmt: skip
     app.state.usecases = usecases
+    app.state.live = LiveHub()
     app.state.upgrades = Upgrades(usecases, authenticator)
     add_problem_handlers(app)
     app.add_middleware(Admission, authenticator=authenticator)

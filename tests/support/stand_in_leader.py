@@ -47,6 +47,8 @@ class StandInLeader(EarlierCalls, UnservedByLeader):
         self.deleted_stages: list[tuple[int, DeletionStage | None]] = []
         self.trace_orders: list[scheduler_pb2.ProfileTrialRequest] = []
         self.num_pending_calls = 0
+        # The planner's input, which the test writes down.
+        self.snapshot_json = ""
         # Raised in place of an answer to an import.
         self.import_failure: GanglineError | None = None
         self.is_standby = False
@@ -203,7 +205,8 @@ class StandInLeader(EarlierCalls, UnservedByLeader):
         self, request: scheduler_pb2.GetSnapshotRequest, context: Any
     ) -> scheduler_pb2.GetSnapshotResponse:
         await self._admit()
-        return scheduler_pb2.GetSnapshotResponse(snapshot_json=json.dumps({"pool": request.pool or "default"}))
+        text = self.snapshot_json or json.dumps({"pool": request.pool or "default"})
+        return scheduler_pb2.GetSnapshotResponse(snapshot_json=text)
 
     async def ForgetFusion(  # noqa: N802  the method's name in the proto
         self, request: scheduler_pb2.ForgetFusionRequest, context: Any

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from gangline.protocol import wire
-from services.gateway.mirror.cluster_state import ClusterState
+from services.gateway.mirror.change_log import ChangeLog
+from services.gateway.mirror.cluster_state import ClusterState, entries_of
+from services.gateway.mirror.mirror import LOG_NOTIFICATION
 from services.gateway.mirror.notification import NotificationBoard
 
 
@@ -11,9 +13,20 @@ class StandInMirror:
     def __init__(self) -> None:
         self.state = ClusterState()
         self.changes = NotificationBoard()
+        self.log = ChangeLog()
 
     def put(self, key: str, record: object) -> None:
-        self.changes.ring(self.state.apply(key, wire.encode(record)))
+        self._apply(key, wire.encode(record))
+
+    def remove(self, key: str) -> None:
+        self._apply(key, None)
+
+    def _apply(self, key: str, value: bytes | None) -> None:
+        before = self.state.find(key)
+        touched = self.state.apply(key, value)
+        self.state.revision += 1
+        self.log.note(entries_of((before, self.state.find(key))), self.state.revision)
+        self.changes.ring({*touched, LOG_NOTIFICATION})
 
     async def wait_for_revision(self, revision: int, seconds: float) -> bool:
         return self.state.revision >= revision

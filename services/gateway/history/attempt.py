@@ -40,25 +40,60 @@ class AttemptExtent:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchRange:
+    """A range of batches, with both ends."""
+
+    first: int = 0
+    last: int | None = None  # None for no end
+
+    def has(self, batches: int) -> bool:
+        return self.first <= batches and (self.last is None or batches <= self.last)
+
+    def has_all(self, extent: AttemptExtent) -> bool | None:
+        """Whether all reports of this extent are in the range; False for none of them, None if it is not known."""
+        if self == EVERY_BATCH:
+            return True
+        if extent.least_batches is None or extent.greatest_batches is None:
+            return None
+        if extent.greatest_batches < self.first or (self.last is not None and extent.least_batches > self.last):
+            return False
+        return True if self.has(extent.least_batches) and self.has(extent.greatest_batches) else None
+
+
+EVERY_BATCH = BatchRange()
+
+
+@dataclass(frozen=True, slots=True)
 class ReportSelection:
     """Selects reports of one trial and group."""
 
     attempt: int | None = None  # reports of this attempt alone; None for those that count
     firsts: tuple[tuple[int, int], ...] = ()  # each attempt with the first batch that it replaces
+    batch_range: BatchRange = EVERY_BATCH  # reports of these batches alone
 
     @property
     def is_whole(self) -> bool:
         """Whether every report is selected, so that summaries need no look at attempts. A second attempt may replace
         reports of an earlier version, which name no attempt."""
-        return self.attempt is None and all(number <= 1 for number, _ in self.firsts)
+        is_one_attempt = self.attempt is None and all(number <= 1 for number, _ in self.firsts)
+        return is_one_attempt and self.batch_range == EVERY_BATCH
 
     def has(self, attempt: int, batches: int) -> bool:
+        if not self.batch_range.has(batches):
+            return False
         if self.attempt is not None:
             return attempt == self.attempt
         return batches < self._end_of(attempt)
 
     def has_all(self, extent: AttemptExtent) -> bool | None:
         """Whether all of these reports are selected; False for none of them, None where each has to be looked at."""
+        in_range = self.batch_range.has_all(extent)
+        if in_range is False:
+            return False
+        of_attempts = self._has_attempts(extent)
+        return None if of_attempts and in_range is None else of_attempts
+
+    def _has_attempts(self, extent: AttemptExtent) -> bool | None:
         if self.attempt is not None:
             if extent.least_attempt <= self.attempt <= extent.greatest_attempt:
                 return True if extent.least_attempt == extent.greatest_attempt else None
@@ -77,12 +112,14 @@ class ReportSelection:
         return min((first for newer, first in self.firsts if newer > attempt), default=math.inf)
 
 
-def read_selection(connection: sa.Connection, trial_id: str, group: str, attempt: int | None) -> ReportSelection:
+def read_selection(
+    connection: sa.Connection, trial_id: str, group: str, attempt: int | None, batch_range: BatchRange = EVERY_BATCH
+) -> ReportSelection:
     """Returns the selection for a reader's choice: None for the reports that count, ALL_ATTEMPTS, or one attempt."""
     if attempt == ALL_ATTEMPTS:
-        return ReportSelection()
+        return ReportSelection(batch_range=batch_range)
     if attempt is not None:
-        return ReportSelection(attempt)
+        return ReportSelection(attempt, batch_range=batch_range)
     attempts = table.metric_attempts
     groups = {group, *_LINKED} if group in _LINKED else {group}
     rows = connection.execute(
@@ -94,7 +131,7 @@ def read_selection(connection: sa.Connection, trial_id: str, group: str, attempt
     for row in rows:
         first = row.first_batches + (row.metric_group != group)
         firsts[row.attempt] = min(first, firsts.get(row.attempt, first))
-    return ReportSelection(None, tuple(sorted(firsts.items())))
+    return ReportSelection(None, tuple(sorted(firsts.items())), batch_range)
 
 
 def of_attempt(attempt: int | None) -> list[sa.ColumnElement[bool]]:

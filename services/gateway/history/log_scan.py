@@ -125,6 +125,29 @@ def find_tail(connection: sa.Connection, scope: Scope, num_lines: int) -> int:
     return before_tail or 0
 
 
+def find_time(connection: sa.Connection, scope: Scope, at: float) -> int:
+    """Returns the id of the first row of this time or later; beyond the newest row if there is none.
+
+    It halves the range of ids, which takes some 40 look-ups. Ranks deliver their lines in groups, so neighbours may be
+    out of order by the length of a group.
+    """
+    logs = table.logs
+    first_id, end_id = 1, newest_id(connection, scope) + 1
+    while first_id < end_id:
+        middle_id = (first_id + end_id) // 2
+        row = connection.execute(
+            sa.select(logs.c.id, logs.c.at)
+            .where(*in_scope(logs, scope), logs.c.id >= middle_id)
+            .order_by(logs.c.id)
+            .limit(1)
+        ).one_or_none()
+        if row is None or row.at >= at:
+            end_id = middle_id
+        else:
+            first_id = row.id + 1
+    return first_id
+
+
 def in_scope(rows: sa.Table, scope: Scope) -> list[sa.ColumnElement[bool]]:
     """Returns the condition for the rows of a trial or of an experiment."""
     if scope.trial_id:

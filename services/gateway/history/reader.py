@@ -11,16 +11,16 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
-from gangline.domain.history import MetricSeries, MetricsPoint, Newest, ProgressPoint, StoredMetrics
+from gangline.domain.history import MetricSeries, MetricsPoint, Newest, ProgressPoint, StoredLog, StoredMetrics
 from gangline.domain.state import UsageGroup
 from gangline.domain.usage import AllocationUsage, UsageEntry
 from gangline.errors import unavailable
 from services.gateway.history import log_scan, table
-from services.gateway.history.attempt import of_attempt
+from services.gateway.history.attempt import EVERY_BATCH, BatchRange, of_attempt
 from services.gateway.history.condense import condense_next
 from services.gateway.history.database import reading
 from services.gateway.history.log_scan import ALL_LINES, LogPage, LogQuery, TailStep, in_scope
-from services.gateway.history.series import has_long_tail, read_series
+from services.gateway.history.series import has_long_tail, read_metric_names, read_series
 from services.gateway.history.usage import read_recent_usage, read_usage
 from services.gateway.mirror.ingest_record import Scope
 
@@ -73,13 +73,61 @@ class Reader:
             )
         return newest_id if step.first_id is None else step.first_id - 1
 
+    async def logs_before(
+        self, scope: Scope, before_id: int, limit: int, query: LogQuery, seconds: float
+    ) -> tuple[list[StoredLog], int | None]:
+        """Returns the last matching rows with a smaller id, oldest first, and the id before which further ones may be;
+        None at the beginning. Ends with fewer rows after so many seconds."""
+        deadline = time.monotonic() + seconds
+        step = TailStep(0, before_id, None, is_done=False)
+        while not step.is_done and time.monotonic() < deadline:
+            previous = step
+            step = await self._read(
+                lambda connection, previous=previous: log_scan.scan_backward(  # type: ignore[misc]
+                    connection, scope, query, previous, limit
+                )
+            )
+        rows: list[StoredLog] = []
+        after_id = (step.first_id or before_id) - 1
+        # The matching rows from the first one on are known; those from `before_id` on are not asked for.
+        while len(rows) < step.num_matches:
+            missing = step.num_matches - len(rows)
+            page = await self.logs_after(scope, after_id, missing, query)
+            rows += page.rows
+            after_id = page.last_id
+            if page.is_last:
+                break
+        is_begin = step.is_done and step.num_matches < limit
+        return [row for row in rows if row.id < before_id], None if is_begin else step.before_id
+
+    async def find_log_time(self, scope: Scope, at: float) -> int:
+        """Returns the id of the first row of this time or later, as far as rows are in the order of their times."""
+        return await self._read(lambda connection: log_scan.find_time(connection, scope, at))
+
     async def metrics_after(self, scope: Scope, after_id: int, limit: int, *, has_values: bool = True) -> MetricsPage:
         """Returns at most `limit` reports; fewer where their values reach MAX_PAGE_VALUE_BYTES. has_values: whether
         metrics that are no numbers are read too."""
         return await self._read(lambda connection: _metrics_after(connection, scope, after_id, limit, has_values))
 
+    async def metrics_of(self, trial_ids: Sequence[str], after_id: int, limit: int) -> list[StoredMetrics]:
+        """Returns the next reports of these trials, at most `limit`, without metrics that are no numbers. A newer
+        attempt replaces older ones."""
+        return await self._read(lambda connection: _metrics_of(connection, trial_ids, after_id, limit))
+
+    async def newest_metrics_id(self) -> int:
+        """Returns the id of the newest stored report of all trials; 0 without one."""
+        newest = sa.select(sa.func.max(table.metrics.c.id))
+        return await self._read(lambda connection: connection.scalar(newest) or 0)
+
     async def series(
-        self, trial_id: str, group: str, metric: str, max_points: int, attempt: int | None = None
+        self,
+        trial_id: str,
+        group: str,
+        metric: str,
+        max_points: int,
+        attempt: int | None = None,
+        *,
+        batch_range: BatchRange = EVERY_BATCH,
     ) -> MetricSeries:
         """Returns a metric of a trial in at most max_points points. attempt: as in `Scope`.
 
@@ -96,8 +144,20 @@ class Reader:
                 )
             await self._run(lambda: condense_next(self._engine, trial_id, group))
         return await self._read(
-            lambda connection: read_series(connection, trial_id, group, metric, max_points, attempt=attempt)
+            lambda connection: read_series(
+                connection, trial_id, group, metric, max_points, attempt=attempt, batch_range=batch_range
+            )
         )
+
+    async def metric_names(self, trial_ids: Sequence[str]) -> set[tuple[str, str]]:
+        """Returns each metric that one of the trials has reported, with its group. Other callers are served between the
+        trials."""
+        names: set[tuple[str, str]] = set()
+        for trial_id in trial_ids:
+            names |= await self._read(
+                lambda connection, trial_id=trial_id: read_metric_names(connection, trial_id)  # type: ignore[misc]
+            )
+        return names
 
     async def newest(self, trial_ids: Sequence[str]) -> Mapping[str, Newest]:
         """Returns the newest history of each trial that has any."""
@@ -151,6 +211,14 @@ def _metrics_after(connection: sa.Connection, scope: Scope, after_id: int, limit
         if num_bytes >= MAX_PAGE_VALUE_BYTES:
             return MetricsPage(rows, is_last=False)
     return MetricsPage(rows, is_last=len(rows) < limit)
+
+
+def _metrics_of(connection: sa.Connection, trial_ids: Sequence[str], after_id: int, limit: int) -> list[StoredMetrics]:
+    rows = table.metrics
+    columns = [column for column in rows.c if column is not rows.c.values_json]
+    wanted = [rows.c.trial_id.in_(trial_ids[:MAX_IDS]), rows.c.id > after_id, *of_attempt(None)]
+    selected = connection.execute(sa.select(*columns).where(*wanted).order_by(rows.c.id).limit(limit))
+    return [StoredMetrics(row.id, row.trial_id, row.at, table.point_of(row), row.attempt or 0) for row in selected]
 
 
 def _newest(connection: sa.Connection, trial_ids: Sequence[str]) -> dict[str, Newest]:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from gangline.domain.history import MetricSeries, SeriesPoint, StoredMetrics
 from services.gateway.history import table
-from services.gateway.history.attempt import AttemptExtent, ReportSelection, read_selection
+from services.gateway.history.attempt import EVERY_BATCH, BatchRange, AttemptExtent, ReportSelection, read_selection
 from services.gateway.history.condense import find_cursor, read_reports
 from services.gateway.history.metric_block import (
     BLOCK_REPORTS,
@@ -50,12 +50,19 @@ def has_long_tail(connection: sa.Connection, trial_id: str, group: str) -> bool:
 
 
 def read_series(
-    connection: sa.Connection, trial_id: str, group: str, metric: str, max_points: int, *, attempt: int | None = None
+    connection: sa.Connection,
+    trial_id: str,
+    group: str,
+    metric: str,
+    max_points: int,
+    *,
+    attempt: int | None = None,
+    batch_range: BatchRange = EVERY_BATCH,
 ) -> MetricSeries:
     """Returns the series of a metric: from its blocks if they are enough, from its reports if these are few, and from
-    the spans of its blocks otherwise. attempt: as in `read_selection`."""
+    the spans of its blocks otherwise. attempt, batch_range: as in `read_selection`."""
     after_id = find_cursor(connection, trial_id, group)
-    selection = read_selection(connection, trial_id, group, attempt)
+    selection = read_selection(connection, trial_id, group, attempt, batch_range)
     blocks = _Blocks(connection, trial_id, group, metric, selection)
     summaries = blocks.summaries()
     tail = _selected(read_reports(connection, trial_id, group, after_id, MAX_TAIL + BLOCK_REPORTS), selection)
@@ -70,6 +77,22 @@ def read_series(
     whole = merge(spans)
     points = [SeriesPoint(sample.batches_completed, sample.at, sample.value) for sample in draw(spans, max_points)]
     return MetricSeries(trial_id, group, metric, tuple(points), whole.num_values, whole.num_nonfinite)
+
+
+def read_metric_names(connection: sa.Connection, trial_id: str) -> set[tuple[str, str]]:
+    """Returns each metric that the trial has reported, with its group."""
+    blocks, newest = table.metric_blocks, table.newest_metrics
+    rows = connection.execute(
+        sa.select(blocks.c.metric_group, blocks.c.metric).where(blocks.c.trial_id == trial_id).distinct()
+    )
+    names = {(row.metric_group, row.metric) for row in rows}
+    groups = connection.scalars(sa.select(newest.c.metric_group).where(newest.c.trial_id == trial_id)).all()
+    for group in groups:
+        # Reports that no block has yet.
+        after_id = find_cursor(connection, trial_id, group)
+        for report in read_reports(connection, trial_id, group, after_id, MAX_TAIL + BLOCK_REPORTS):
+            names.update((group, metric) for metric in report.point.metrics)
+    return names
 
 
 def _selected(reports: Sequence[StoredMetrics], selection: ReportSelection) -> list[StoredMetrics]:

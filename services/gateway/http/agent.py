@@ -10,15 +10,28 @@ from gangline.domain.resource import Agent
 from gangline.domain.state import Availability
 from services.gateway.http import model, queue_model
 from services.gateway.http.admission import Cases
+from services.gateway.http.answer import Answer
 from services.gateway.http.route import ERRORS, Route
+from services.gateway.usecase import agent
 from services.gateway.usecase.bundle import UserCases
 
 router = APIRouter(prefix="/api/v1", tags=["agents"], route_class=Route, responses=ERRORS)
 
 
+class SlotHolder(Answer, record=agent.SlotHolder): ...
+
+
+class AgentMap(model.AgentList):
+    """Lists agents, and the work on them."""
+
+    # work behind each allocation that holds slots, by the ids in `allocationIdBySlotId`
+    holders: dict[str, SlotHolder]
+
+
 @router.get("/agents")
-async def list_agents(cases: Cases) -> model.AgentList:
-    return model.AgentList.model_validate({"agents": cases.agents.list()})
+async def list_agents(cases: Cases) -> AgentMap:
+    """Lists all agents with their slots, and who holds them."""
+    return AgentMap.model_validate({"agents": cases.agents.list(), "holders": cases.agents.holders()})
 
 
 @router.get("/agents/{agent_id}")

@@ -11,6 +11,7 @@ from typing import Any
 
 # By the name of a parameter in a path. One that is a number needs none: its example is 1.
 PATH_EXAMPLES = {
+    "table": "experiments",
     "trial_id": "1.1",
     "agent_id": "gpu-host-1",
     "job_id": 1,

@@ -12,17 +12,26 @@ from typing import Annotated
 
 import structlog
 from fastapi import APIRouter, Depends, Header, Query
+from pydantic import AwareDatetime
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from gangline.domain.history import ALL_ATTEMPTS, MAX_SERIES_POINTS, MIN_SERIES_POINTS, StoredMetrics
 from gangline.domain.id import experiment_id_of
 from gangline.domain.view import ExperimentView
-from gangline.errors import GanglineError
+from gangline.errors import GanglineError, invalid
 from services.gateway.history import log_scan
 from services.gateway.http import log_model, model
 from services.gateway.http.admission import Cases
 from services.gateway.http.answer import Answer
-from services.gateway.http.log_model import LineSelection, LogPage, MetricSeries, MetricsPage, Selected, StoredLog
+from services.gateway.http.log_model import (
+    LogPage,
+    LogPlace,
+    MetricSeries,
+    MetricsPage,
+    Selected,
+    LineSelection,
+    StoredLog,
+)
 from services.gateway.http.route import ERRORS, Route
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.usecase.bundle import UserCases
@@ -43,6 +52,10 @@ class Window:
     after_id: Annotated[
         int, Query(alias="afterId", ge=0, le=model.INT64_MAX, description="Only rows with a greater id")
     ] = 0
+    before_id: Annotated[
+        int | None,
+        Query(alias="beforeId", ge=1, le=model.INT64_MAX, description="Of logs: the last rows with a smaller id"),
+    ] = None
     resume_id: Annotated[int, Header(alias="Last-Event-ID", ge=0, le=model.INT64_MAX)] = 0
 
     @property
@@ -96,6 +109,22 @@ async def experiment_logs(
     return await _logs(cases, Scope(experiment_id), window, selection)
 
 
+Time = Annotated[AwareDatetime, Query(description="A time with a zone")]
+
+
+@router.get("/experiments/{experiment_id}/logs/place")
+async def experiment_log_place(experiment_id: model.Int64, cases: Cases, time: Time) -> LogPlace:
+    """Finds the line from which on the log is of a time or later."""
+    return LogPlace(id=await cases.records.find_log_time(Scope(experiment_id), time.timestamp()))
+
+
+@router.get("/trials/{trial_id}/logs/place")
+async def trial_log_place(trial_id: str, cases: Cases, time: Time) -> LogPlace:
+    """Finds the line from which on the log is of a time or later."""
+    scope = Scope(experiment_id_of(trial_id), trial_id)
+    return LogPlace(id=await cases.records.find_log_time(scope, time.timestamp()))
+
+
 @router.get("/trials/{trial_id}/logs", response_model=LogPage)
 async def trial_logs(trial_id: str, cases: Cases, window: Wanted, selection: Selected) -> LogPage | EventSourceResponse:
     scope = Scope(experiment_id_of(trial_id), trial_id)
@@ -136,6 +165,8 @@ async def _logs(
     # Checked before following too: an event stream that has begun can no longer answer with an error.
     wanted = selection.to_filter()
     await cases.records.check_logs(scope, wanted)
+    if window.before_id is not None:
+        return await _logs_before(cases, scope, window, selection)
     # A client that resumes has the tail already; with the tail of now it would miss lines that were stored meanwhile.
     tail = 0 if window.resume_id else selection.tail
     if window.follow:
@@ -144,6 +175,15 @@ async def _logs(
     page = await cases.records.log_page(scope, window.last_id, window.limit, tail=tail, wanted=wanted)
     next_after_id = None if page.is_last else page.last_id
     return LogPage.model_validate({"logs": page.rows, "next_after_id": next_after_id})
+
+
+async def _logs_before(cases: UserCases, scope: Scope, window: Window, selection: LineSelection) -> LogPage:
+    if window.follow or window.last_id or selection.tail:
+        raise invalid("logs.before", "beforeId excludes follow, afterId and tail; give beforeId alone")
+    rows, next_id = await cases.records.logs_before(
+        scope, window.before_id or 0, window.limit, wanted=selection.to_filter()
+    )
+    return LogPage.model_validate({"logs": rows, "next_after_id": None, "next_before_id": next_id})
 
 
 async def _metrics(cases: UserCases, scope: Scope, window: Window) -> MetricsPage | EventSourceResponse:

@@ -33,6 +33,14 @@ class LogPage(Answer):
 
     logs: list[StoredLog]
     next_after_id: int | None  # value of afterId for the next page; null if this is the last one by now
+    # value of beforeId for the page of older lines; null at the beginning of the log, and without beforeId
+    next_before_id: int | None = None
+
+
+class LogPlace(Answer):
+    """Names the place of a time in a log."""
+
+    id: int  # `afterId` = id - 1 gives the lines from there on, and `beforeId` = id the lines before
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ from fastapi.responses import Response
 
 from services.gateway.http import model, queue_model
 from services.gateway.http.admission import Cases
+from services.gateway.http.answer import Answer
 from services.gateway.http.route import ERRORS, Route
+from services.gateway.usecase import queue_preview
 
 router = APIRouter(prefix="/api/v1", route_class=Route, responses=ERRORS)
 
@@ -45,6 +47,23 @@ async def update_queue(body: queue_model.UpdateJobQueue, cases: Cases) -> queue_
     """Changes priorities, weights and places; returns the changed experiments."""
     changed = [await cases.experiments.update(update.job_id, (update.change(),)) for update in body.updates]
     return queue_model.ExperimentsChanged.model_validate({"experiments": changed})
+
+
+class PlannedStanding(Answer, record=queue_preview.PlannedStanding): ...
+
+
+class PreviewDifference(Answer, record=queue_preview.Difference): ...
+
+
+class PreviewAnswer(Answer, record=queue_preview.Preview):
+    """Compares the planner's decisions on the present queue and on the changed one."""
+
+
+@router.post("/job-queues/preview", tags=["queue"])
+async def preview_queue(body: queue_model.QueueUpdate, cases: Cases) -> PreviewAnswer:
+    """Shows what a change of priority, weight or place would start, stop and delay, and changes nothing. Each trial for
+    which the planner decides otherwise has an entry."""
+    return PreviewAnswer.model_validate(await cases.queue_preview.preview(body.job_id, body.change()))
 
 
 @router.get("/jobs/{job_id}/explanation", tags=["queue"])

@@ -84,7 +84,7 @@ class PatchExperiment(Body, example={"name": "digits, long", "labels": ["night"]
         return changes[0]
 
 
-class QueueUpdate(Body):
+class QueueUpdate(Body, example={"jobId": 3, "aheadOf": 1}):
     """Requests exactly one change."""
 
     job_id: JobId

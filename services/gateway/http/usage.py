@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from csv import DictWriter
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from fastapi.responses import Response
 
 from gangline.domain import usage
 from gangline.domain.state import UsageGroup
@@ -88,6 +91,58 @@ async def get_aggregated(
             )
         )
     return ResourceEntries(resource_entries=entries)
+
+
+class UsagePoint(Answer):
+    """The slots that one key held in one day or month."""
+
+    period_start: date
+    key: str
+    slot_seconds: float
+
+
+class UsageHistory(Answer):
+    points: list[UsagePoint]  # by period, the largest first
+
+
+@router.get("/usage/history", response_model=UsageHistory)
+async def get_usage_history(
+    cases: Cases,
+    start: Annotated[date, Query(alias="startDate", description="The first day, in UTC")],
+    end: Annotated[date, Query(alias="endDate", description="The last day, or a day of the last month")],
+    by: Annotated[str, Query(description="owner, pool, experiment, project, workspace or label")] = "owner",
+    *,
+    monthly: Annotated[bool, Query(description="Months in place of days")] = False,
+    csv: Annotated[bool, Query(description="Answer with CSV in place of JSON")] = False,
+) -> Response:
+    """Adds up each day or month by a key. An experiment with several labels counts for each of them."""
+    if by != "label" and by.upper() not in UsageGroup.__members__:
+        raise invalid("usage.by", f"by is {by!r}; give {', '.join(UsageGroup).lower()}, label")
+    points: list[UsagePoint] = []
+    for first, after in _periods(start, end, MONTHLY if monthly else DAILY, datetime.now(UTC).date()):
+        since, until = _midnight(first), _midnight(after)
+        if by == "label":
+            seconds_by_key = await cases.usage.report_by_label(since, until)
+        else:
+            report = await cases.usage.report(since, until, UsageGroup[by.upper()])
+            seconds_by_key = {entry.key: entry.slot_seconds for entry in report.entries}
+        largest_first = sorted(seconds_by_key.items(), key=lambda item: -item[1])
+        points += [UsagePoint(period_start=first, key=key, slot_seconds=seconds) for key, seconds in largest_first]
+    if csv:
+        return Response(_csv(points, by), media_type="text/csv")
+    document = UsageHistory(points=points).model_dump_json(by_alias=True)
+    return Response(document, media_type="application/json")
+
+
+def _csv(points: Iterable[UsagePoint], by: str) -> str:
+    """Returns the rows with a heading. A key that a spreadsheet would take for a formula gets an apostrophe."""
+    text = io.StringIO()
+    writer = DictWriter(text, ("period_start", by, "slot_seconds"))
+    writer.writeheader()
+    for point in points:
+        key = f"'{point.key}" if point.key[:1] in ("=", "+", "-", "@", "\t", "\r") else point.key
+        writer.writerow({"period_start": point.period_start, by: key, "slot_seconds": f"{point.slot_seconds:.3f}"})
+    return text.getvalue()
 
 
 def _periods(start: date, end: date, period: str, today: date) -> list[tuple[date, date]]:

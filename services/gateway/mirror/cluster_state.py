@@ -21,6 +21,7 @@ from gangline.domain.state import CheckpointState, State
 from gangline.domain.user import AccessToken, User
 from gangline.protocol import wire
 from services.common import keys
+from services.gateway.mirror.change_log import Entry, Topic
 
 T = TypeVar("T")
 
@@ -137,9 +138,17 @@ class ClusterState:
     def cluster(self) -> Cluster | None:
         return self._cluster.find(keys.CLUSTER)
 
+    def find(self, key: str) -> object:
+        """Returns the record of a key; None without one."""
+        table = self._table_of(key)
+        return table.find(key) if table is not None else None
+
+    def _table_of(self, key: str) -> RecordTable[Any] | None:
+        return next((table for table in self._shelves if key.startswith(table.prefix)), None)
+
     def apply(self, key: str, value: bytes | None) -> set[int]:
         """Applies one key (value None: deleted). Returns the ids of the experiments whose view it changes."""
-        table = next((table for table in self._shelves if key.startswith(table.prefix)), None)
+        table = self._table_of(key)
         if table is None:
             return set()
         if value is None:
@@ -206,3 +215,22 @@ def _experiment_ids(records: Iterable[object]) -> set[int]:
         elif isinstance(record, (Trial, Search, Request, Allocation, Checkpoint)):
             experiment_ids.add(record.experiment_id)
     return experiment_ids
+
+
+def entries_of(records: Iterable[object]) -> set[Entry]:
+    """Returns the entries of the change log for a change of these records."""
+    entries: set[Entry] = set()
+    for record in records:
+        if isinstance(record, Trial):
+            entries |= {(Topic.TRIAL, record.id), (Topic.EXPERIMENT, record.experiment_id)}
+        elif isinstance(record, Request | Allocation):
+            entries |= {(Topic.TRIAL, record.trial_id), (Topic.EXPERIMENT, record.experiment_id)}
+            if isinstance(record, Allocation):
+                entries |= {(Topic.AGENT, member.agent_id) for member in record.members}
+        elif isinstance(record, Agent):
+            entries.add((Topic.AGENT, record.id))
+        elif isinstance(record, Workspace | Project):
+            entries.add((Topic.HOME, type(record).__name__))
+        else:
+            entries |= {(Topic.EXPERIMENT, experiment_id) for experiment_id in _experiment_ids((record,))}
+    return entries

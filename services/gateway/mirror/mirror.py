@@ -18,7 +18,8 @@ from gangline.errors import Effect, GanglineError, unavailable
 from services.common import keys
 from services.common.etcd import EtcdClient, Listing, WatchBatch
 from services.gateway.mirror import metrics
-from services.gateway.mirror.cluster_state import ClusterState
+from services.gateway.mirror.change_log import ChangeLog, Entry
+from services.gateway.mirror.cluster_state import ClusterState, entries_of
 from services.gateway.mirror.notification import NotificationBoard
 
 # Time after which the start logs again that it waits for the first full listing of etcd.
@@ -27,6 +28,7 @@ WAIT_LOG_SECONDS = 10.0
 LEADER_NOTIFICATION = "leader"
 CLEANUP_NOTIFICATION = "cleanup"
 DELETION_NOTIFICATION = "deletion"
+LOG_NOTIFICATION = "log"
 # Time limits for reading etcd's present revision and waiting for it: before a record is reported as not there, and
 # before the first answer to a client that comes from another gateway.
 CONFIRM_SECONDS = 2.0
@@ -50,6 +52,9 @@ class Watched(Protocol):
     @property
     def changes(self) -> NotificationBoard: ...
 
+    @property
+    def log(self) -> ChangeLog: ...
+
     async def wait_for_revision(self, revision: int, seconds: float) -> bool: ...
 
     async def confirm(self, key: str) -> None: ...
@@ -64,12 +69,13 @@ class Mirror:
 
     `changes` rings an experiment's id when its view changed, LEADER_BELL when another scheduler leads or none, and
     CLEANUP_NOTIFICATION when files may have become superfluous, DELETION_NOTIFICATION after each change while an
-    experiment is being deleted.
+    experiment is being deleted, and LOG_NOTIFICATION when `log` has new entries.
     """
 
     def __init__(self, client: EtcdClient) -> None:
         self.state = ClusterState()
         self.changes = NotificationBoard()
+        self.log = ChangeLog()
         self.is_listed = False
         self._client = client
         self._revisions = NotificationBoard()
@@ -182,6 +188,7 @@ class Mirror:
         else:
             self._listed_at = asyncio.get_running_loop().time()
         self.state = state
+        self.log.begin(listing.revision)
         self.is_listed = True
         self._warn_unreadable(state.num_unreadable)
         self._revisions.ring((LISTED,))
@@ -190,14 +197,20 @@ class Mirror:
     def _advance(self, batch: WatchBatch) -> None:
         unreadable_before = self.state.num_unreadable
         touched: set[int] = set()
+        entries: set[Entry] = set()
         for event in batch.events:
+            before = self.state.find(event.key)
             touched |= self.state.apply(event.key, event.value)
+            entries |= entries_of((before, self.state.find(event.key)))
         self._note_ends(
             event.key for event in batch.events if event.value is None and event.key.startswith(keys.ALLOCATIONS)
         )
         self.state.revision = max(self.state.revision, batch.revision)
         self._warn_unreadable(self.state.num_unreadable - unreadable_before)
         self.changes.ring(touched)
+        if entries:
+            self.log.note(entries, self.state.revision)
+            self.changes.ring((LOG_NOTIFICATION,))
         if any(event.key == keys.LEADER for event in batch.events):
             self.changes.ring((LEADER_NOTIFICATION,))
         if any(_may_leave_files(event.key, event.value) for event in batch.events):

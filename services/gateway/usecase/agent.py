@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from gangline.domain.resource import Agent
-from gangline.domain.state import Availability
+from gangline.domain.state import Availability, State
 from gangline.domain.view import AgentView
 from gangline.errors import invalid, not_found
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
+from services.common import keys
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHolder:
+    """The work that holds the slots of an allocation."""
+
+    trial_id: str
+    experiment_id: int
+    experiment_name: str
+    owner: str  # user who created the experiment
+    state: State  # state of the allocation
 
 
 class Agents:
@@ -21,6 +34,10 @@ class Agents:
         self._mirror = mirror
         self._leader = leader
 
+    def find_all(self, agent_ids: Collection[str]) -> Sequence[AgentView]:
+        """Returns those of these agents that are there."""
+        return [view for view in self.list() if view.agent.id in agent_ids]
+
     def list(self) -> list[AgentView]:
         """Returns all agents, sorted by id."""
         holders = self._mirror.state.allocation_id_by_slot_id()
@@ -28,6 +45,18 @@ class Agents:
             AgentView(agent, {slot.id: holders[slot.id] for slot in agent.slots if slot.id in holders})
             for agent in sorted(self._mirror.state.agents.all(), key=lambda agent: agent.id)
         ]
+
+    def holders(self) -> dict[str, SlotHolder]:
+        """Returns the work behind each allocation that holds slots, by the allocation's id."""
+        state = self._mirror.state
+        holders: dict[str, SlotHolder] = {}
+        for allocation in state.allocations.all():
+            experiment = state.experiments.find(keys.experiment(allocation.experiment_id))
+            if allocation.state is not State.TERMINAL and experiment is not None:
+                holders[allocation.id] = SlotHolder(
+                    allocation.trial_id, experiment.id, experiment.name, experiment.owner, allocation.state
+                )
+        return holders
 
     def view(self, agent_id: str) -> AgentView:
         """Returns one agent. Raises GanglineError `agent.not_found`."""

@@ -23,7 +23,10 @@ from services.gateway.mirror.caller import Caller, Runner
 from services.gateway.mirror.mirror import Watched
 from services.gateway.mirror.notification import NotificationBoard
 from services.gateway.storage.storage import Storage
+from services.gateway.table.row_index import RowIndex
+from services.gateway.table.table import Tables
 from services.gateway.usecase.agent import Agents
+from services.gateway.usecase.change import Changes
 from services.gateway.usecase.checkpoint import Checkpoints
 from services.gateway.usecase.checkpoint_import import CheckpointImports
 from services.gateway.usecase.cluster import Clusters
@@ -37,6 +40,7 @@ from services.gateway.usecase.open.task import TaskProofs
 from services.gateway.usecase.output import Outputs
 from services.gateway.usecase.project import Projects
 from services.gateway.usecase.queue import JobQueue
+from services.gateway.usecase.queue_preview import PreviewLimit, QueuePreview
 from services.gateway.usecase.removal import Removals
 from services.gateway.usecase.runner.code import CodeDelivery
 from services.gateway.usecase.runner.ingest import Ingest
@@ -49,6 +53,7 @@ from services.gateway.usecase.shared.stored_code import StoredCode
 from services.gateway.usecase.shared.task_secret import TaskSecrets
 from services.gateway.usecase.shared.tunnel_table import TunnelTable
 from services.gateway.usecase.shared.view import Views
+from services.gateway.usecase.table import Bulk, TableReads
 from services.gateway.usecase.tensorboard import Tensorboard
 from services.gateway.usecase.tunnel import Tunnels
 from services.gateway.usecase.usage import Usage
@@ -86,6 +91,8 @@ class Shared:
     deliveries: Deliveries
     tunnels: TunnelTable
     task_secrets: TaskSecrets
+    tables: Tables
+    previews: PreviewLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,19 @@ class UserCases:
         )
 
     @property
+    def tables(self) -> TableReads:
+        return TableReads(self.caller, self._shared.tables)
+
+    @property
+    def bulk(self) -> Bulk:
+        return Bulk(self.caller, self._shared.mirror, self._shared.tables, self.with_request_id)
+
+    @property
+    def changes(self) -> Changes:
+        shared, history = self._shared, self._shared.history
+        return Changes(self.caller, shared.mirror, shared.views, history.reader, following=history.following)
+
+    @property
     def removals(self) -> Removals:
         return Removals(self.caller, self._shared.mirror, self._shared.leader, self._shared.views)
 
@@ -137,6 +157,10 @@ class UserCases:
         shared = self._shared
         reader, views = shared.history.reader, shared.views
         return JobQueue(self.caller, shared.mirror, reader, shared.leader, views=views, pending=shared.pending)
+
+    @property
+    def queue_preview(self) -> QueuePreview:
+        return QueuePreview(self.caller, self._shared.views, self._shared.leader, self._shared.previews)
 
     @property
     def agents(self) -> Agents:
@@ -274,6 +298,8 @@ def assemble(
         deliveries=Deliveries(history.news),
         tunnels=tunnels,
         task_secrets=task_secrets,
+        previews=PreviewLimit(),
+        tables=Tables(RowIndex(mirror), lambda: mirror.state.revision),
     )
     anybody = OpenCases(
         Logins(mirror, authenticator), PublicCluster(mirror, etcd), TaskProofs(mirror, views, task_secrets)

@@ -12,6 +12,7 @@ from gangline.domain.history import (
     NO_FILTER,
     LogFilter,
     MetricSeries,
+    StoredLog,
     StoredMetrics,
     check_attempt,
     check_filter,
@@ -23,6 +24,7 @@ from gangline.domain.settled.reading import settle
 from gangline.domain.state import State
 from gangline.errors import invalid
 from gangline.pattern import BadPattern, compile_pattern
+from services.gateway.history.attempt import EVERY_BATCH, BatchRange
 from services.gateway.history.log_scan import LogPage, LogQuery
 from services.gateway.history.reader import MetricsPage, Reader
 from services.gateway.mirror.caller import Caller
@@ -39,6 +41,11 @@ PAGE_ROWS = 500
 POLL_SECONDS = 1.0
 # After the end of an experiment its runners may still deliver; a follower waits for them no longer than this.
 LINGER_SECONDS = 10.0
+
+# Trials, series and points of one answer.
+MAX_TRIALS = 100
+MAX_SERIES = 400
+MAX_POINTS = 200_000
 
 # Time after which a page with a selective filter is answered as it is.
 PAGE_SECONDS = 5.0
@@ -137,6 +144,21 @@ class HistoryRecords:
             rows = [*rows, *page.rows]
         return LogPage(rows, page.last_id, page.is_last)
 
+    async def logs_before(
+        self, scope: Scope, before_id: int, limit: int, *, wanted: LogFilter = NO_FILTER
+    ) -> tuple[list[StoredLog], int | None]:
+        """Returns the last matching lines with a smaller id, oldest first, and the id before which further ones may be;
+        None at the beginning of the log. A page with a selective filter may have fewer lines than `limit`."""
+        query = await self.check_logs(scope, wanted)
+        return await self._reader.logs_before(scope, before_id, limit, query, PAGE_SECONDS)
+
+    async def find_log_time(self, scope: Scope, at: float) -> int:
+        """Returns the id of the line from which on lines are of this time or later; beyond the newest line if none
+        is."""
+        await self.confirm(scope)
+        self.check(scope)
+        return await self._reader.find_log_time(scope, at)
+
     async def metrics_page(self, scope: Scope, after_id: int, limit: int, *, has_values: bool = True) -> MetricsPage:
         """Returns one page, for callers that page by themselves; `Reader.metrics_after` has the arguments."""
         await self.confirm(scope)
@@ -161,6 +183,54 @@ class HistoryRecords:
         self.check(scope)
         check_series(metric, max_points)
         return await self._reader.series(trial_id, group, metric, max_points, attempt)
+
+    async def many_series(
+        self,
+        trial_ids: Sequence[str],
+        metrics: Sequence[tuple[str, str]],
+        max_points: int,
+        *,
+        attempt: int | None = None,
+        batch_range: BatchRange = EVERY_BATCH,
+    ) -> list[MetricSeries]:
+        """Returns these metrics, each a group and a name, of these trials. Raises GanglineError as `series` does, and
+        `series.too_many`."""
+        if len(trial_ids) > MAX_TRIALS or len(trial_ids) * len(metrics) > MAX_SERIES:
+            raise invalid(
+                "series.too_many",
+                f"{len(trial_ids)} trials and {len(metrics)} metrics are too many; ask for at most {MAX_TRIALS} trials "
+                f"and {MAX_SERIES} series at once",
+            )
+        if len(trial_ids) * len(metrics) * max_points > MAX_POINTS:
+            raise invalid(
+                "series.max_points",
+                f"{len(trial_ids) * len(metrics)} series with {max_points} points each are more than {MAX_POINTS} "
+                "points; ask for fewer points",
+            )
+        check_attempt(attempt)
+        await self._check_trials(trial_ids)
+        for _, metric in metrics:
+            check_series(metric, max_points)
+        wanted = [(trial_id, group, metric) for trial_id in trial_ids for group, metric in metrics]
+        return list(
+            await asyncio.gather(
+                *(self._reader.series(*each, max_points, attempt, batch_range=batch_range) for each in wanted)
+            )
+        )
+
+    async def metric_names(self, trial_ids: Sequence[str]) -> list[tuple[str, str]]:
+        """Returns the groups and names of the metrics that these trials have reported, sorted. Raises GanglineError
+        `series.too_many`, and as `check` does."""
+        if len(trial_ids) > MAX_TRIALS:
+            raise invalid("series.too_many", f"these are {len(trial_ids)} trials; ask for at most {MAX_TRIALS} at once")
+        await self._check_trials(trial_ids)
+        return sorted(await self._reader.metric_names(trial_ids))
+
+    async def _check_trials(self, trial_ids: Sequence[str]) -> None:
+        for trial_id in trial_ids:
+            scope = Scope(experiment_id_of(trial_id), trial_id)
+            await self.confirm(scope)
+            self.check(scope)
 
     async def confirm(self, scope: Scope) -> None:
         """Returns when it is certain whether the scope exists. Called before `check`. Raises GanglineError

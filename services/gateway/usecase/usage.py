@@ -21,6 +21,8 @@ from services.gateway.mirror.mirror import Watched
 RECENT_SECONDS = 600.0
 # The key of experiments whose project is not known any more.
 DELETED = "(deleted experiments)"
+# The key of experiments that have no label, or are deleted.
+NO_LABEL = "(no label)"
 
 
 class Usage:
@@ -53,6 +55,17 @@ class Usage:
         if is_of_home:
             all_entries = [replace(entry, key=self._home_of(entry.key, by)) for entry in all_entries]
         return UsageReport(since, until, by, add_up(all_entries))
+
+    async def report_by_label(self, since: float, until: float) -> dict[str, float]:
+        """Returns slot-seconds by label, and those without a label under NO_LABEL. An experiment with several labels
+        counts for each of them, by the labels that it has now. Raises as `report` does."""
+        report = await self.report(since, until, UsageGroup.EXPERIMENT)
+        seconds_by_label: dict[str, float] = {}
+        for entry in report.entries:
+            experiment = self._mirror.state.experiments.find(keys.experiment(int(entry.key)))
+            for label in (experiment.labels if experiment is not None else ()) or (NO_LABEL,):
+                seconds_by_label[label] = seconds_by_label.get(label, 0.0) + entry.slot_seconds
+        return seconds_by_label
 
     def _home_of(self, experiment_id: str, by: UsageGroup) -> str:
         """Returns the name of the workspace, or of it and the project, that holds the experiment now."""

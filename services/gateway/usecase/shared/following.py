@@ -4,13 +4,13 @@ threads, and the first item of a stream."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 from gangline.errors import unavailable
 from services.gateway.mirror import metrics
-from services.gateway.mirror.mirror import Watched
+from services.gateway.mirror.mirror import LOG_NOTIFICATION, Watched
 from services.gateway.mirror.notification import Notification, NotificationBoard
 
 
@@ -30,6 +30,16 @@ class Following:
             metrics.FOLLOWERS.track_inprogress(),
             self._changes.listen(experiment_id, *keys) as notification,
             self._news.listen(experiment_id, notification=notification),
+        ):
+            yield notification
+
+    @contextmanager
+    def listen_to_all(self, experiment_ids: Collection[int]) -> Iterator[Notification]:
+        """Yields a notification for all changes of the mirror's log, and for the history of these experiments."""
+        with (
+            metrics.FOLLOWERS.track_inprogress(),
+            self._changes.listen(LOG_NOTIFICATION) as notification,
+            self._news.listen(*experiment_ids, notification=notification),
         ):
             yield notification
 

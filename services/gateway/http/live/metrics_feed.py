@@ -1,0 +1,77 @@
+"""New reports of metrics, read and written as JSON once for all streams that follow the same trials."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from gangline.domain.history import StoredMetrics
+from services.gateway.http import log_model
+
+# Sets of trials whose newest reports are kept, and reports of each.
+MAX_FEEDS = 100
+MAX_KEPT = 500
+# A client that is further behind reads its series anew.
+MAX_BEHIND = 1000
+# Least time between two readings of the same trials.
+FRESH_SECONDS = 0.1
+
+Read = Callable[[int, int], Awaitable[list[StoredMetrics]]]
+
+
+@dataclass
+class _Feed:
+    # Invariant: `kept` has all reports with an id from above `floor_id` to `head_id`, in their order.
+    floor_id: int
+    head_id: int
+    kept: deque[tuple[int, str]] = field(default_factory=deque)
+    read_at: float = float("-inf")
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class MetricsFeed:
+    def __init__(self) -> None:
+        self._feeds: OrderedDict[tuple[str, ...], _Feed] = OrderedDict()
+
+    async def since(self, trial_ids: tuple[str, ...], after_id: int, read: Read) -> list[tuple[int, str]] | None:
+        """Returns the reports after an id, each with its JSON; None if there are more than MAX_BEHIND. read: returns
+        reports of these trials after an id, at most so many."""
+        feed = self._feeds.get(trial_ids)
+        if feed is None:
+            feed = self._feeds[trial_ids] = _Feed(after_id, after_id)
+        self._feeds.move_to_end(trial_ids)
+        while len(self._feeds) > MAX_FEEDS:
+            self._feeds.popitem(last=False)
+        if after_id >= feed.floor_id:
+            await self._refresh(feed, read)
+        if after_id >= feed.floor_id:
+            return [entry for entry in feed.kept if entry[0] > after_id]
+        rows = await read(after_id, MAX_BEHIND + 1)
+        return None if len(rows) > MAX_BEHIND else [_entry(row) for row in rows]
+
+    async def _refresh(self, feed: _Feed, read: Read) -> None:
+        clock = asyncio.get_running_loop().time
+        asked_at = clock()
+        async with feed.lock:
+            # Callers that wait here together share the reading of the first one.
+            if feed.read_at >= asked_at:
+                return
+            await asyncio.sleep(max(0.0, feed.read_at + FRESH_SECONDS - clock()))
+            feed.read_at = clock()
+            rows = await read(feed.head_id, MAX_BEHIND + 1)
+            if len(rows) > MAX_BEHIND:
+                # The readers of this feed are too far behind as well.
+                feed.kept.clear()
+                feed.floor_id = feed.head_id = rows[-1].id
+                return
+            for row in rows:
+                feed.kept.append(_entry(row))
+                feed.head_id = row.id
+            while len(feed.kept) > MAX_KEPT:
+                feed.floor_id = feed.kept.popleft()[0]
+
+
+def _entry(row: StoredMetrics) -> tuple[int, str]:
+    return row.id, log_model.StoredMetrics.model_validate(row).model_dump_json(by_alias=True)

@@ -1,0 +1,73 @@
+"""The queue as all streams follow it: read once for all of them, and compared with its last reading.
+
+Places and reasons come from the leader and have no revision, so this gateway counts versions. A client that comes from
+another gateway, or after a restart, gets the whole queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gangline.domain.task import Task
+from services.gateway.http.queue_model import job_of
+
+# Least time between two readings of the queue.
+FRESH_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class QueueChange:
+    version: str
+    rows: tuple[str, ...]  # changed jobs in JSON
+    gone: tuple[str, ...]  # trials that neither hold slots nor wait any more
+    is_whole: bool  # whether the rows are the whole queue
+
+
+class QueueFeed:
+    def __init__(self) -> None:
+        self._epoch = uuid.uuid4().hex[:8]
+        self._version = 0
+        self._text_by_id: dict[str, str] = {}
+        # By trial, the version at which its job changed or went.
+        self._changed_at: dict[str, int] = {}
+        self._read_at = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def since(self, version: str, read: Callable[[], Awaitable[list[Task]]]) -> QueueChange | None:
+        """Returns what changed after a version; None if nothing did."""
+        await self._refresh(read)
+        epoch, _, number = version.partition("-")
+        now = f"{self._epoch}-{self._version}"
+        if epoch != self._epoch or not number.isdecimal() or len(number) > 18:
+            return QueueChange(now, tuple(self._text_by_id.values()), (), is_whole=True)
+        changed = [id_ for id_, at in self._changed_at.items() if at > int(number)]
+        if not changed:
+            return None
+        rows = tuple(self._text_by_id[id_] for id_ in changed if id_ in self._text_by_id)
+        return QueueChange(now, rows, tuple(id_ for id_ in changed if id_ not in self._text_by_id), is_whole=False)
+
+    async def _refresh(self, read: Callable[[], Awaitable[list[Task]]]) -> None:
+        clock = asyncio.get_running_loop().time
+        asked_at = clock()
+        async with self._lock:
+            # Callers that wait here together share the reading of the first one.
+            if self._read_at >= asked_at:
+                return
+            await asyncio.sleep(max(0.0, self._read_at + FRESH_SECONDS - clock()))
+            self._read_at = clock()
+            tasks = await read()
+            texts = {task.trial.id: job_of(task).model_dump_json(by_alias=True) for task in tasks}
+            changed = [id_ for id_, text in texts.items() if self._text_by_id.get(id_) != text]
+            gone = [id_ for id_ in self._text_by_id if id_ not in texts]
+            if not changed and not gone:
+                return
+            self._version += 1
+            self._text_by_id = texts
+            self._changed_at |= dict.fromkeys([*changed, *gone], self._version)
+            if len(self._changed_at) > 2 * len(texts) + 1000:
+                # Forgets trials that went. Who has not heard of them begins with the whole queue.
+                self._epoch = uuid.uuid4().hex[:8]
+                self._changed_at = dict.fromkeys(texts, self._version)

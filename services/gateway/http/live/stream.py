@@ -1,0 +1,178 @@
+"""The stream of one client: what changed after its cursor, as deltas.
+
+A client costs no memory but its cursor: changes are read from the mirror's log when the client has taken the event
+before. So a slow client gets fewer and larger events, and one that is too far behind gets `reset`. Rows in JSON are
+made once for all clients (`shared_text.py`), and so are whole events for clients that follow the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic_core import to_json
+from sse_starlette import ServerSentEvent
+
+from services.gateway.http import model
+from services.gateway.http.live.cursor import Cursor
+from services.gateway.http.live.metrics_feed import MetricsFeed
+from services.gateway.http.live.queue_feed import QueueFeed
+from services.gateway.http.live.shared_text import SharedTexts
+from services.gateway.http.live.subscription import Subscription, TablePart
+from services.gateway.mirror.change_log import Topic
+from services.gateway.table.table import TableName, TableView, values_of
+from services.gateway.usecase.bundle import UserCases
+
+# A client gets at most five events a second.
+MIN_INTERVAL_SECONDS = 0.2
+# Without being woken, a stream reads the queue, and reports that other gateways stored, this often.
+LOOK_AGAIN_SECONDS = 1.0
+IDLE_SECONDS = 30.0
+# Rows of one event. A client that missed more reads its pages anew, which costs less.
+MAX_ROWS = 1000
+
+_TOPICS = {TableName.EXPERIMENTS: Topic.EXPERIMENT, TableName.TRIALS: Topic.TRIAL}
+
+
+@dataclass
+class LiveHub:
+    """What all streams of a gateway share."""
+
+    texts: SharedTexts = field(default_factory=SharedTexts)
+    queue: QueueFeed = field(default_factory=QueueFeed)
+    metrics: MetricsFeed = field(default_factory=MetricsFeed)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenTable:
+    part: TablePart
+    view: TableView[Any]
+    matches: Callable[[Any], bool]
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Names what the table's part of an event depends on, beside the revisions."""
+        return self.part.query, self.part.fields
+
+
+class Stream:
+    def __init__(self, hub: LiveHub, cases: UserCases, wanted: Subscription) -> None:
+        """Raises GanglineError for a subscription that is refused."""
+        self._hub = hub
+        self._cases = cases
+        self._changes = cases.changes
+        self._wanted = wanted
+        self._parts = wanted.tables()
+        self._trial_ids = tuple(sorted(set(wanted.metrics)))
+        self._start = wanted.cursor()
+        self._tables = self._open()
+
+    def _open(self) -> list[_OpenTable]:
+        return [_OpenTable(part, *self._cases.tables.open(part.query, part.fields)) for part in self._parts]
+
+    async def events(self) -> AsyncIterator[ServerSentEvent]:
+        """Yields `changes` and `reset`, until the client goes or the gateway stops. The first event is `open`."""
+        with self._changes.listen(self._trial_ids) as changed:
+            cursor = await self._first_cursor()
+            yield ServerSentEvent("{}", event="open", id=str(cursor))
+            while True:
+                changed.clear()
+                text, after = await self._next(cursor)
+                if text:
+                    yield ServerSentEvent(text, event="changes", id=str(after))
+                elif text is None:
+                    self._tables = self._open()
+                    reason = '{"reason": "too much has changed since this cursor; read the pages anew"}'
+                    yield ServerSentEvent(reason, event="reset", id=str(after))
+                cursor = after
+                await asyncio.sleep(MIN_INTERVAL_SECONDS)
+                await self._changes.wait(changed, self._pause_seconds())
+
+    async def _first_cursor(self) -> Cursor:
+        cursor = self._start or Cursor(self._changes.revision)
+        if self._trial_ids and cursor.metrics_id is None:
+            cursor = replace(cursor, metrics_id=await self._changes.newest_metrics_id())
+        return cursor
+
+    def _pause_seconds(self) -> float:
+        polls = self._wanted.queue or (bool(self._trial_ids) and not self._changes.is_alone)
+        return LOOK_AGAIN_SECONDS if polls else IDLE_SECONDS
+
+    async def _next(self, cursor: Cursor) -> tuple[str | None, Cursor]:
+        """Returns the event after a cursor, empty where nothing changed and None for `reset`, and the next cursor."""
+        parts, after = self._of_mirror(cursor)
+        if self._wanted.queue:
+            change = await self._hub.queue.since(after.queue, self._cases.queue.list_tasks)
+            if change is not None:
+                after = replace(after, queue=change.version)
+                gone, is_whole = _json(change.gone), _json(change.is_whole)
+                rows = ",".join(change.rows)
+                parts = _add(parts, f'"queue":{{"rows":[{rows}],"gone":{gone},"isWhole":{is_whole}}}')
+        if self._trial_ids:
+            trial_ids, changes = self._trial_ids, self._changes
+            reports = await self._hub.metrics.since(
+                trial_ids, after.metrics_id or 0, lambda after_id, limit: changes.metrics(trial_ids, after_id, limit)
+            )
+            if reports is None:
+                return None, replace(after, metrics_id=await changes.newest_metrics_id())
+            if reports:
+                after = replace(after, metrics_id=reports[-1][0])
+                parts = _add(parts, f'"metrics":[{",".join(text for _, text in reports)}]')
+        return (f"{{{parts}}}" if parts else parts), after
+
+    def _of_mirror(self, cursor: Cursor) -> tuple[str | None, Cursor]:
+        """Returns the parts about tables and agents, joined by commas."""
+        revision = self._changes.revision
+        if revision <= cursor.revision:
+            return "", cursor
+        after = replace(cursor, revision=revision)
+        changed = self._changes.since(cursor.revision)
+        if changed is None or len(changed) > MAX_ROWS or any(topic is Topic.HOME for (topic, _), _ in changed):
+            return (None if self._tables or self._wanted.agents else ""), after
+        key = ("event", *(table.key for table in self._tables), self._wanted.agents, cursor.revision, revision)
+        return self._hub.texts.get(key, lambda: self._write(changed)), after
+
+    def _write(self, changed: list[tuple[tuple[Topic, int | str], int]]) -> str:
+        parts = [part for table in self._tables if (part := self._write_table(table, changed))]
+        if self._wanted.agents and (part := self._write_agents(changed)):
+            parts.append(part)
+        return ",".join(parts)
+
+    def _write_table(self, table: _OpenTable, changed: list[tuple[tuple[Topic, int | str], int]]) -> str:
+        name, topic = table.part.query.table, _TOPICS[table.part.query.table]
+        prefix = f"{table.part.query.experiment_id}." if table.part.query.experiment_id else ""
+        chosen = [table.view.fields.find(field_name) for field_name in table.part.fields]
+        rows: list[str] = []
+        gone: list[int | str] = []
+        for (entry_topic, id_), revision in changed:
+            if entry_topic is not topic or (prefix and not str(id_).startswith(prefix)):
+                continue
+            row = table.view.find(id_)
+            if row is None or not table.matches(row):
+                gone.append(id_)
+            else:
+                key = (name, table.part.fields, id_, revision)
+                rows.append(self._hub.texts.get(key, lambda row=row: _json(values_of(row, chosen))))  # type: ignore[misc]
+        return f'"{name}":{{"rows":[{",".join(rows)}],"gone":{_json(gone)}}}' if rows or gone else ""
+
+    def _write_agents(self, changed: list[tuple[tuple[Topic, int | str], int]]) -> str:
+        ids = {str(id_) for (topic, id_), _ in changed if topic is Topic.AGENT}
+        if not ids:
+            return ""
+        views = self._cases.agents.find_all(ids)
+        rows = ",".join(model.AgentView.model_validate(view).model_dump_json(by_alias=True) for view in views)
+        gone = sorted(ids - {view.agent.id for view in views})
+        return f'"agents":{{"rows":[{rows}],"gone":{_json(gone)}}}'
+
+
+def _add(parts: str | None, part: str) -> str | None:
+    """Appends a part, unless the client has to read everything anew."""
+    if parts is None:
+        return None
+    return f"{parts},{part}" if parts else part
+
+
+def _json(value: object) -> str:
+    return to_json(value, inf_nan_mode="null").decode()

@@ -1,0 +1,251 @@
+"""The stream of changes on a real gateway: deltas after a cursor, resumption, `reset`, and one writing for all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from gangline.domain.allocation import Allocation, Member
+from gangline.domain.experiment import Experiment, Trial
+from gangline.domain.resource import Agent, Slot
+from gangline.domain.state import State
+from gangline.protocol import wire
+from gangline.v1 import ingest_pb2
+from services.common import keys
+from services.common.etcd import Delete, EtcdClient, Put
+from services.gateway.http.live import metrics_feed, stream
+from services.gateway.http.live.shared_text import SharedTexts
+from tests.support.gateway import Client
+from tests.support.stand_in_leader import StandInLeader
+from tests.support.wait import until_async
+
+STREAM = "/api/v1/stream"
+EXPERIMENT = Experiment(7, "digits", "alice", "{}", "a" * 64, State.RUNNING)
+TRIAL = Trial("7.1", 7, 1, state=State.RUNNING)
+
+
+def put(record: Experiment | Trial | Agent | Allocation) -> Put:
+    make_key: Any = {
+        Experiment: keys.experiment, Trial: keys.trial, Agent: keys.agent, Allocation: keys.allocation
+    }[type(record)]  # fmt: skip
+    return Put(make_key(record.id), wire.encode(record))
+
+
+@pytest.fixture
+async def seen(etcd: EtcdClient, client: Client) -> Client:
+    """A client of a gateway that has seen experiment 7 with trial 7.1 and its first attempt."""
+    allocation = Allocation("7.1.1", "7.1", 7, 1, 1, "default", (), state=State.RUNNING)
+    await etcd.commit([put(EXPERIMENT), put(TRIAL), put(allocation)])
+
+    async def is_there() -> bool:
+        return (await client.http.get("/api/v1/trials/7.1")).status_code == 200
+
+    await until_async(is_there, "the gateway seeing trial 7.1")
+    return client
+
+
+class Events:
+    """The events of one stream; the wait for each has a deadline."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self._lines = answer.aiter_lines()
+        self.last_id = ""
+
+    async def next(self, name: str) -> Any:
+        fields: dict[str, str] = {}
+        async with asyncio.timeout(10):
+            async for line in self._lines:
+                key, _, value = line.partition(": ")
+                if key:
+                    fields[key] = value
+                elif not line and "event" in fields:
+                    assert fields["event"] == name, fields
+                    self.last_id = fields["id"]
+                    return json.loads(fields["data"])
+        raise AssertionError("the stream ended")
+
+
+@asynccontextmanager
+async def follow(client: Client, last_id: str = "", **params: Any) -> AsyncIterator[Events]:
+    headers = {"Last-Event-ID": last_id} if last_id else {}
+    async with client.http.stream("GET", STREAM, params=params, headers=headers) as answer:
+        assert answer.status_code == 200, await answer.aread()
+        events = Events(answer)
+        await events.next("open")
+        yield events
+
+
+async def test_rows_that_match_come_with_their_fields_and_others_go(etcd: EtcdClient, seen: Client) -> None:
+    wanted = {"experiments": "true", "experimentFilter": "owner = alice", "experimentFields": "name,state"}
+    async with follow(seen, **wanted) as events:
+        await etcd.commit([put(replace(EXPERIMENT, name="renamed"))])
+        changes = await events.next("changes")
+        assert changes == {"experiments": {"rows": [{"id": 7, "name": "renamed", "state": "RUNNING"}], "gone": []}}
+        await etcd.commit([put(replace(EXPERIMENT, owner="bob"))])
+        assert (await events.next("changes"))["experiments"] == {"rows": [], "gone": [7]}
+        first_id = events.last_id
+        # Several changes of one row between two events make one row.
+        await etcd.commit([put(EXPERIMENT)])
+        await etcd.commit([put(replace(EXPERIMENT, id=8, name="new"))])
+        rows: dict[int, str] = {}
+        while len(rows) < 2:
+            rows |= {row["id"]: row["name"] for row in (await events.next("changes"))["experiments"]["rows"]}
+        assert rows == {7: "digits", 8: "new"}
+    # A client that comes back gets what it has missed, as one event.
+    await etcd.commit([Delete(keys.experiment(8))])
+    await until_async(lambda: is_gone(seen, 8), "the gateway seeing the deletion")
+    async with follow(seen, first_id, **wanted) as events:
+        changes = await events.next("changes")
+        assert [row["id"] for row in changes["experiments"]["rows"]] == [7]
+        assert changes["experiments"]["gone"] == [8]
+
+
+async def is_gone(client: Client, number: int) -> bool:
+    return (await client.http.get(f"/api/v1/experiments/{number}")).status_code == 404
+
+
+async def test_a_page_and_the_stream_after_its_cursor_miss_nothing(etcd: EtcdClient, seen: Client) -> None:
+    page = (await seen.http.get("/api/v1/tables/trials", params={"experimentId": 7, "fields": "batches"})).json()
+    assert page["rows"] == [{"id": "7.1", "batches": 0}]
+    other = Trial("8.1", 8, 1)
+    await etcd.commit([put(replace(TRIAL, batches_completed=5)), put(other)])
+    wanted = {"trials": "true", "experimentId": 7, "trialFields": "batches", "cursor": page["cursor"]}
+    async with follow(seen, **wanted) as events:
+        assert await events.next("changes") == {"trials": {"rows": [{"id": "7.1", "batches": 5}], "gone": []}}
+
+
+async def test_agents_come_with_the_holders_of_their_slots(etcd: EtcdClient, seen: Client) -> None:
+    agent = Agent("a1", "default", slots=(Slot("a1/0"), Slot("a1/1")))
+    async with follow(seen, agents="true") as events:
+        await etcd.commit([put(agent)])
+        assert (await events.next("changes"))["agents"]["rows"][0]["allocationIdBySlotId"] == {}
+        member = Member("a1", 0, ("a1/1",))
+        held = Allocation("7.1.2", "7.1", 7, 2, 1, "default", (member,), state=State.RUNNING)
+        await etcd.commit([put(held)])
+        assert (await events.next("changes"))["agents"]["rows"][0]["allocationIdBySlotId"] == {"a1/1": "7.1.2"}
+        await etcd.commit([Delete(keys.allocation("7.1.2"))])
+        assert (await events.next("changes"))["agents"]["rows"][0]["allocationIdBySlotId"] == {}
+        await etcd.commit([Delete(keys.agent("a1"))])
+        assert (await events.next("changes"))["agents"] == {"rows": [], "gone": ["a1"]}
+
+
+async def test_the_queue_comes_whole_and_then_by_changes(etcd: EtcdClient, seen: Client, leader: StandInLeader) -> None:
+    async with follow(seen, queue="true") as events:
+        queue = (await events.next("changes"))["queue"]
+        assert (queue["isWhole"], [row["trialId"] for row in queue["rows"]]) == (True, ["7.1"])
+        await etcd.commit([Delete(keys.allocation("7.1.1"))])
+        queue = (await events.next("changes"))["queue"]
+        assert (queue["isWhole"], queue["rows"], queue["gone"]) == (False, [], ["7.1"])
+
+
+async def deliver(client: Client, first: int, last: int) -> None:
+    records = [
+        ingest_pb2.IngestRecord(
+            sequence=number,
+            at=1000.0 + number,
+            metrics=ingest_pb2.MetricsPoint(group="training", batches_completed=number, metrics={"loss": 1 / number}),
+        )
+        for number in range(first, last + 1)
+    ]
+    requests = [ingest_pb2.IngestRequest(spool_id="7.1.1/0", trial_id="7.1", records=records)]
+    stored = client.ingest.Ingest(iter(requests), metadata=client.runner_metadata("7.1.1"))
+    assert [answer.stored_sequence async for answer in stored] == [last]
+
+
+async def batches(events: Events, number: int) -> list[int]:
+    found: list[int] = []
+    while len(found) < number:
+        found += [row["point"]["batchesCompleted"] for row in (await events.next("changes"))["metrics"]]
+    return found
+
+
+async def test_reports_come_after_the_cursor_each_once(seen: Client) -> None:
+    await deliver(seen, 1, 3)
+    async with follow(seen, metrics="7.1") as events:
+        begin_id = events.last_id
+        await deliver(seen, 4, 5)
+        assert await batches(events, 2) == [4, 5]
+        await deliver(seen, 6, 6)
+        assert await batches(events, 1) == [6]
+    await deliver(seen, 7, 9)
+    async with follow(seen, events.last_id, metrics="7.1") as events:
+        assert await batches(events, 3) == [7, 8, 9]
+    # One that is further behind than what the gateway keeps reads by itself.
+    async with follow(seen, begin_id, metrics="7.1") as events:
+        assert await batches(events, 6) == [4, 5, 6, 7, 8, 9]
+
+
+async def test_who_has_missed_too_much_is_told_to_read_anew(
+    etcd: EtcdClient, seen: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_feed, "MAX_BEHIND", 2)
+    monkeypatch.setattr(stream, "MAX_ROWS", 2)
+    async with follow(seen, metrics="7.1", experiments="true") as events:
+        begin_id = events.last_id
+    await deliver(seen, 1, 5)
+    async with follow(seen, begin_id, metrics="7.1", experiments="true") as events:
+        assert "read the pages anew" in (await events.next("reset"))["reason"]
+        await deliver(seen, 6, 6)
+        assert await batches(events, 1) == [6]
+    # A revision from before the gateway's start.
+    async with follow(seen, "1", experiments="true") as events:
+        await events.next("reset")
+    async with follow(seen, experiments="true", experimentFields="name") as events:
+        begin_id = events.last_id
+        await etcd.commit([put(replace(EXPERIMENT, id=number)) for number in range(10, 15)])
+        await events.next("reset")
+        await etcd.commit([put(replace(EXPERIMENT, id=10, name="again"))])
+        changes = await events.next("changes")
+        assert changes["experiments"]["rows"] == [{"id": 10, "name": "again"}]
+
+
+async def test_rows_are_written_once_for_all_clients(
+    etcd: EtcdClient, seen: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[object] = []
+    get = SharedTexts.get
+
+    def count(self: SharedTexts, key: Any, make: Any) -> str:
+        def make_counted() -> str:
+            written.append(key)
+            text: str = make()
+            return text
+
+        return get(self, key, make_counted)
+
+    monkeypatch.setattr(SharedTexts, "get", count)
+
+    async def take_one() -> None:
+        async with follow(seen, experiments="true", experimentFields="name") as events:
+            ready.release()
+            assert (await events.next("changes"))["experiments"]["rows"] == [{"id": 7, "name": "renamed"}]
+
+    ready = asyncio.Semaphore(0)
+    clients = [asyncio.create_task(take_one()) for _ in range(10)]
+    for _ in clients:
+        await ready.acquire()
+    await etcd.commit([put(replace(EXPERIMENT, name="renamed"))])
+    await asyncio.gather(*clients)
+    assert len([key for key in written if isinstance(key, tuple) and key[0] == "experiments"]) == 1
+
+
+async def test_what_is_refused(seen: Client) -> None:
+    for params, headers, code in (
+        ({"experiments": "true", "experimentFilter": "nam = 1"}, {}, "table.field"),
+        ({"trials": "true", "trialFields": "nam"}, {}, "table.field"),
+        ({"cursor": "x"}, {}, "stream.cursor"),
+        ({}, {"Last-Event-ID": "9" * 30}, "stream.cursor"),
+        ({"metrics": "9.9"}, {}, "trial.not_found"),
+        ({"metrics": [f"7.{number}" for number in range(101)]}, {}, "trial.not_found"),
+    ):
+        answer = await seen.http.get(STREAM, params=params, headers=headers)
+        assert answer.json()["code"] == code, params
+    nobody = await seen.http.get(STREAM, headers={"Authorization": "Bearer nobody"})
+    assert nobody.status_code == 401
