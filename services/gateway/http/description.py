@@ -32,6 +32,7 @@ BODY_EXAMPLES: dict[str, Any] = {
     "NewUserBody": {"user": {"username": "ann"}, "password": "a-good-password"},
     "UserBody": {"displayName": "Ann"},
     "NewTokenBody": {"description": "nightly", "lifespan": "720h"},
+    "NewSession": {"username": "ann", "password": "a-good-password"},
     "TokenBody": {"setRevoked": True},
     "TemplateBody": {"config": "resources: {slots_per_trial: 4}\n"},
 }

@@ -1,0 +1,3 @@
+export function ApiDocs() {
+  return <h1>ApiDocs</h1>;
+}

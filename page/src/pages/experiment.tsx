@@ -1,0 +1,3 @@
+export function Experiment() {
+  return <h1>Experiment</h1>;
+}

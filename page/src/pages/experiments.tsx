@@ -1,0 +1,3 @@
+export function Experiments() {
+  return <h1>Experiments</h1>;
+}
