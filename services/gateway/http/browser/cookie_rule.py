@@ -93,7 +93,8 @@ def _token_in(cookies: str) -> str | None:
         name, _, value = part.strip().partition("=")
         if name == COOKIE and value:
             try:
-                return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).decode()
+                padded = value + "=" * (-len(value) % 4)
+                return base64.b64decode(padded, altchars=b"-_", validate=True).decode()
             except (binascii.Error, ValueError):
                 return None
     return None
