@@ -76,7 +76,7 @@ def test_an_experiment_tells_its_best_trial_and_keeps_notes(page: Page, cluster:
         expect(page.get_by_role("tabpanel").get_by_text(text).first).to_be_visible()
         assert find_faults(page) == []
     page.get_by_role("tab", name="Notes").click()
-    page.get_by_label("Notes", exact=True).fill("a **good** one")
+    page.get_by_role("textbox", name="Notes").fill("a **good** one")
     page.get_by_role("button", name="Save").click()
     expect(page.get_by_role("status").filter(has_text="the notes are stored")).to_be_visible()
     assert cluster.read("experiment", "describe", str(experiment_id))["experiment"]["notes"] == "a **good** one"

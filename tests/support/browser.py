@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ _FLAGS = [
 _AXE = ROOT / "page/node_modules/axe-core/axe.min.js"
 NARROW: ViewportSize = {"width": 360, "height": 740}
 WIDE: ViewportSize = {"width": 1440, "height": 900}
+_IS_OWN = re.compile(r"http://127\.0\.0\.1:\d+/|data:|blob:|about:")
 # Rules of axe-core that are not of its two worst levels are shown by none of the tests.
 _SERIOUS = ("serious", "critical")
 
@@ -36,14 +38,15 @@ def running_browser() -> Iterator[Browser]:
 
 @contextmanager
 def window(browser: Browser, **settings: Any) -> Iterator[Page]:
-    """A window with cookies of its own. Fails at its end where a script threw, or where the page's policy refused
-    something."""
+    """A window with cookies of its own. Fails at its end where a script threw, where the page's policy refused
+    something, and where anything was asked of another machine."""
     context: BrowserContext = browser.new_context(locale="en-GB", timezone_id="Europe/Zurich", **settings)
     context.set_default_timeout(30_000)
     problems: list[str] = []
     page = context.new_page()
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda line: problems.append(line.text) if "Content Security Policy" in line.text else None)
+    page.on("request", lambda asked: problems.append(asked.url) if not _IS_OWN.match(asked.url) else None)
     try:
         yield page
     finally:
