@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## Make .venv and install Gangline with all extras into it (at once when nothing changed)
+setup: ## Make .venv with Gangline and all extras, and build the page (at once when nothing changed)
 	@scripts/setup
 
 demo: setup ## Bring a cluster up, train the digits example over two agents, take the cluster down
@@ -23,11 +23,11 @@ test: setup ## Run all tests; ARGS="tests/unit -k name" narrows it down
 mutants: setup ## Plant small defects and show those that no test notices; ARGS="20 --seed 7" chooses how many and which
 	@$(PYTHON_OF_VENV) scripts/mutants.py $(ARGS)
 
-check: setup ## Format, lint, types, layers, protos, size and the generated pages
+check: setup ## Format, lint, types, layers, protos, size, the generated pages and the page for browsers
 	@$(PYTHON_OF_VENV) scripts/check.py $(ARGS)
 
-format: setup ## Write all Python files as the formatter wants them
-	@.venv/bin/ruff check --fix-only --quiet . && .venv/bin/ruff format .
+format: setup ## Write all files of Python and of the page as their formatters want them
+	@.venv/bin/ruff check --fix-only --quiet . && .venv/bin/ruff format . && $(PYTHON_OF_VENV) scripts/check_page.py --write
 
 protos: setup ## Generate gangline/v1 from protos/
 	@scripts/generate_protos .
@@ -43,6 +43,7 @@ release-protos: setup ## At a release: make the present protos the ones that lat
 	@.venv/bin/buf build --exclude-source-info -o protos/released.binpb
 
 wheel: setup ## Build the wheel of this checkout into dist/, for pip on other machines and environments
+	@$(PYTHON_OF_VENV) scripts/build_page.py --require
 	@$(PYTHON_OF_VENV) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist . && ls dist/*.whl
 
 bench: setup ## Print every figure of the README beside its peer's; ARGS="start" runs one
@@ -52,4 +53,4 @@ constraints: setup ## Write constraints.txt from what is installed in .venv
 	@$(PYTHON_OF_VENV) scripts/write_constraints.py
 
 clean: ## Remove what the other targets made
-	rm -rf .venv .venv-protos .pythons dist build .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf page/node_modules page/src/api/schema.d.ts services/gateway/http/browser/static .venv .venv-protos .pythons dist build .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

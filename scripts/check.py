@@ -1,4 +1,5 @@
-"""Runs all checks that need no running services: format, lint, types, layers, protos, size, the generated pages.
+"""Runs all checks that need no running services: format, lint, types, layers, protos, size, the generated pages, and
+the page for browsers.
 
 Each check is a list of commands. Checks run two at a time, and only a failing one shows its output. Called by `make
 check`; names of checks as arguments run only those.
@@ -27,6 +28,7 @@ SHELL_SCRIPTS = [
 # The slowest first, so that the others run beside it.
 CHECKS: dict[str, list[list[str]]] = {
     "types": [["mypy"]],
+    "page": [["python", "scripts/check_page.py"]],
     "stubs": [["python", "scripts/check_stubs.py"]],
     "format": [["ruff", "format", "--check", "--diff", "--quiet", "."]],
     "lint": [["ruff", "check", "."], ["bash", "-n", *SHELL_SCRIPTS]],

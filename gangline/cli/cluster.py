@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gangline.cli.account.secret import read_password, read_token
+from gangline.cli.open import enter_address
 from gangline.cli.output.table_layout import Column
 from gangline.cli.output.terminal import mention, say, say_document, say_json, table_lines
 from gangline.cli.output.text import count, format_duration
@@ -219,6 +220,7 @@ def _welcome(running: RunningCluster, layout: Layout, runs: str = "runs") -> lis
     shells = f"in any shell with {home}" if home else "in any shell"
     return [
         f"A cluster with {agents} and {slots} {runs}; gangline {shells} uses it.",
+        f"  page:    {_one_time_address(running)} (signs you in once, for 10 minutes; then: gangline open)",
         f"  gateway: {login.address} (gRPC), http://{login.http_address}",
         f"  token:   {layout.admin_token}",
         f"  data:    {layout.root}",
@@ -226,6 +228,16 @@ def _welcome(running: RunningCluster, layout: Layout, runs: str = "runs") -> lis
         "  stop:    gangline down",
         *([f"  note:    {running.exposure}"] if running.exposure else []),
     ]
+
+
+def _one_time_address(running: RunningCluster) -> str:
+    """Returns the address that signs this user in once; without a key where none can be made now."""
+    address = f"http://{running.login.http_address}"
+    try:
+        with _connect(running.login.address, running.login.token) as client:
+            return enter_address(address, client.create_key().key)
+    except GanglineError:
+        return f"{address}/"
 
 
 def _running_record(running: RunningCluster, layout: Layout) -> dict[str, Any]:

@@ -39,6 +39,7 @@ _ENTRIES = {
     "down": _Entry("cluster", "down"),
     "status": _Entry("cluster", "status"),
     "login": _Entry("cluster", "login"),
+    "open": _Entry("open", "open_page"),
     "top": _Entry("top", "top"),
     "tensorboard": _Entry("tensorboard", "tensorboard"),
     "usage": _Entry("usage", "usage"),

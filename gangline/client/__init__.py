@@ -24,7 +24,7 @@ from gangline.domain.history import StoredMetrics as MetricsEntry
 from gangline.domain.resource import EtcdHealth
 from gangline.domain.task import Task
 from gangline.domain.trace import TraceOrder
-from gangline.domain.user import AccessTokenView, Session, UserView
+from gangline.domain.user import AccessTokenView, OneTimeKey, Session, UserView
 from gangline.domain.view import (
     AgentView,
     ClusterView,
@@ -72,6 +72,7 @@ __all__ = [
     "Metrics",
     "MetricsEntry",
     "MetricsReader",
+    "OneTimeKey",
     "Progress",
     "Project",
     "ProjectView",

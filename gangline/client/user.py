@@ -10,6 +10,7 @@ from gangline.client.call_message import new_request_id
 from gangline.client.cluster_calls import ClusterCalls
 from gangline.domain.user import (
     AccessTokenView,
+    OneTimeKey,
     Session,
     UserChange,
     UserView,
@@ -34,6 +35,11 @@ class UserMethods(ClusterCalls):
     def log_out(self) -> None:
         """Ends the session with whose token this client calls. Changes nothing for a token of another kind."""
         self._connection.call(self._stub.LogOut, user_pb2.LogOutRequest(request_id=new_request_id()))
+
+    def create_key(self) -> OneTimeKey:
+        """Makes a key with which a browser opens one session of this client's user, within 10 minutes. Raises
+        GanglineError `auth.no_user` for the cluster's own token."""
+        return from_proto(OneTimeKey, self._connection.call(self._stub.CreateKey, user_pb2.CreateKeyRequest()).key)
 
     def who_am_i(self) -> UserView:
         """Returns the user whose token this client has."""

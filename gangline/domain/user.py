@@ -114,6 +114,15 @@ class UserChange:
 
 
 @dataclass(frozen=True, slots=True)
+class OneTimeKey:
+    """Opens one session of a user in a browser."""
+
+    key: str
+    ends_at: float
+    http_addresses: tuple[str, ...] = ()  # "host:port" of the gateways, the oldest first
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
     """Is what a login by password opens."""
 

@@ -271,6 +271,11 @@ class GatewayServiceStub(object):
                 request_serializer=gangline_dot_v1_dot_user__pb2.LogOutRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_user__pb2.LogOutResponse.FromString,
                 _registered_method=True)
+        self.CreateKey = channel.unary_unary(
+                '/gangline.v1.GatewayService/CreateKey',
+                request_serializer=gangline_dot_v1_dot_user__pb2.CreateKeyRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_user__pb2.CreateKeyResponse.FromString,
+                _registered_method=True)
         self.GetMe = channel.unary_unary(
                 '/gangline.v1.GatewayService/GetMe',
                 request_serializer=gangline_dot_v1_dot_user__pb2.GetMeRequest.SerializeToString,
@@ -663,6 +668,13 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateKey(self, request, context):
+        """A key with which the caller's browser opens one session. It ends after 10 minutes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetMe(self, request, context):
         """The user whose token this is.
         """
@@ -996,6 +1008,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.LogOut,
                     request_deserializer=gangline_dot_v1_dot_user__pb2.LogOutRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_user__pb2.LogOutResponse.SerializeToString,
+            ),
+            'CreateKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateKey,
+                    request_deserializer=gangline_dot_v1_dot_user__pb2.CreateKeyRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_user__pb2.CreateKeyResponse.SerializeToString,
             ),
             'GetMe': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMe,
@@ -2337,6 +2354,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/LogOut',
             gangline_dot_v1_dot_user__pb2.LogOutRequest.SerializeToString,
             gangline_dot_v1_dot_user__pb2.LogOutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/CreateKey',
+            gangline_dot_v1_dot_user__pb2.CreateKeyRequest.SerializeToString,
+            gangline_dot_v1_dot_user__pb2.CreateKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -781,6 +781,22 @@ _GatewayServiceLogOutType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceCreateKeyType = typing_extensions.TypeVar(
+    '_GatewayServiceCreateKeyType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.CreateKeyRequest,
+        gangline.v1.user_pb2.CreateKeyResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.CreateKeyRequest,
+        gangline.v1.user_pb2.CreateKeyResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.CreateKeyRequest,
+        gangline.v1.user_pb2.CreateKeyResponse,
+    ],
+)
+
 _GatewayServiceGetMeType = typing_extensions.TypeVar(
     '_GatewayServiceGetMeType',
     grpc.UnaryUnaryMultiCallable[
@@ -1005,7 +1021,7 @@ _GatewayServiceConnectTaskType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceListSavedViewsType, _GatewayServiceGetSavedViewType, _GatewayServiceCreateSavedViewType, _GatewayServiceUpdateSavedViewType, _GatewayServiceDeleteSavedViewType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceCreateKeyType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceListSavedViewsType, _GatewayServiceGetSavedViewType, _GatewayServiceCreateSavedViewType, _GatewayServiceUpdateSavedViewType, _GatewayServiceDeleteSavedViewType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -1195,6 +1211,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.user_pb2.LogOutRequest,
             gangline.v1.user_pb2.LogOutResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.user_pb2.CreateKeyRequest,
+            gangline.v1.user_pb2.CreateKeyResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.user_pb2.GetMeRequest,
@@ -1445,6 +1465,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.user_pb2.LogOutResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.user_pb2.CreateKeyRequest,
+            gangline.v1.user_pb2.CreateKeyResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.user_pb2.GetMeRequest,
             gangline.v1.user_pb2.GetMeResponse,
         ],
@@ -1633,6 +1657,9 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     LogOut: _GatewayServiceLogOutType
     """Ends the session with whose token it is called. With another token it changes nothing."""
+
+    CreateKey: _GatewayServiceCreateKeyType
+    """A key with which the caller's browser opens one session. It ends after 10 minutes."""
 
     GetMe: _GatewayServiceGetMeType
     """The user whose token this is."""
@@ -1863,6 +1890,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.user_pb2.LogOutRequest,
         gangline.v1.user_pb2.LogOutResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.user_pb2.CreateKeyRequest,
+        gangline.v1.user_pb2.CreateKeyResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.user_pb2.GetMeRequest,
@@ -2289,6 +2320,14 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.user_pb2.LogOutResponse, collections.abc.Awaitable[gangline.v1.user_pb2.LogOutResponse]]:
         """Ends the session with whose token it is called. With another token it changes nothing."""
+
+    @abc.abstractmethod
+    def CreateKey(
+        self,
+        request: gangline.v1.user_pb2.CreateKeyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.user_pb2.CreateKeyResponse, collections.abc.Awaitable[gangline.v1.user_pb2.CreateKeyResponse]]:
+        """A key with which the caller's browser opens one session. It ends after 10 minutes."""
 
     @abc.abstractmethod
     def GetMe(

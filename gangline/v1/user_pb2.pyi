@@ -238,6 +238,57 @@ class LogInResponse(google.protobuf.message.Message):
 Global___LogInResponse: typing_extensions.TypeAlias = LogInResponse
 
 @typing.final
+class OneTimeKey(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    ENDS_AT_FIELD_NUMBER: builtins.int
+    HTTP_ADDRESSES_FIELD_NUMBER: builtins.int
+    key: builtins.str
+    ends_at: builtins.float
+    @property
+    def http_addresses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """"host:port" of the gateways' HTTP servers, the oldest first."""
+
+    def __init__(
+        self,
+        *,
+        key: builtins.str = ...,
+        ends_at: builtins.float = ...,
+        http_addresses: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ends_at", b"ends_at", "http_addresses", b"http_addresses", "key", b"key"]) -> None: ...
+
+Global___OneTimeKey: typing_extensions.TypeAlias = OneTimeKey
+
+@typing.final
+class CreateKeyRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___CreateKeyRequest: typing_extensions.TypeAlias = CreateKeyRequest
+
+@typing.final
+class CreateKeyResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    @property
+    def key(self) -> Global___OneTimeKey: ...
+    def __init__(
+        self,
+        *,
+        key: Global___OneTimeKey | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key"]) -> None: ...
+
+Global___CreateKeyResponse: typing_extensions.TypeAlias = CreateKeyResponse
+
+@typing.final
 class LogOutRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import gangline
@@ -27,16 +28,19 @@ from services.gateway.http import (
     retention,
     saved_view,
     series,
+    session,
     table,
     trace,
     usage,
     user,
 )
 from services.gateway.http.admission import Admission
+from services.gateway.http.browser.guard import Guard
+from services.gateway.http.browser.page_files import PageFiles
 from services.gateway.http.description import complete
-from services.gateway.http.model import BODY_EXAMPLES
 from services.gateway.http.live import route as live
 from services.gateway.http.live.stream import LiveHub
+from services.gateway.http.model import BODY_EXAMPLES
 from services.gateway.http.problem import add_problem_handlers
 from services.gateway.http.tunnel.proxy import Proxy
 from services.gateway.http.tunnel.upgrade import Upgrades
@@ -45,38 +49,44 @@ from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 
 DESCRIPTION = "Paths and names follow Determined's REST API where both have the call. Errors are problem documents."
+_DESCRIBED: Any = {"title": "Gangline", "version": gangline.__version__, "description": DESCRIPTION}
 # In the order in which their routes are tried.
 _PARTS = (
     experiment, table, live, history, queue, agent, cluster, usage, fusion, operation, trace, output, project,
-    series, retention, user, saved_view,
+    series, retention, user, session, saved_view,
 )  # fmt: skip
 
 
 def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
-    # The routes themselves, as their routers built them. `include_router` would build every route once more in each
-    # application, at its first request and on the event loop, and would look for the route of a request twice.
-    routes = [route for part in _PARTS for route in part.router.routes]
-    # Our own documentation routes replace the built-in ones, because ours ask for a token like every other route.
-    app = FastAPI(
-        title="Gangline", version=gangline.__version__, description=DESCRIPTION, docs_url=None, redoc_url=None,
-        openapi_url=None, routes=routes,
-    )  # fmt: skip
+    app = FastAPI(**_DESCRIBED, docs_url=None, redoc_url=None, openapi_url=None, routes=_routes())
     app.state.usecases = usecases
     app.state.live = LiveHub()
     app.state.upgrades = Upgrades(usecases, authenticator)
     add_problem_handlers(app)
-    app.add_middleware(Admission, authenticator=authenticator)
+    app.add_middleware(Admission, authenticator=authenticator, logins=usecases.open.logins)
+    app.add_middleware(PageFiles)
     app.add_middleware(Door, usecases=usecases, authenticator=authenticator)
     app.add_middleware(Proxy, usecases=usecases, authenticator=authenticator)
+    app.add_middleware(Guard)
     app.add_middleware(Measure)
     app.openapi = lambda: _describe(app)  # type: ignore[method-assign]  # how FastAPI documents replacing it
     return app
 
 
+def describe_api() -> dict[str, Any]:
+    """Returns the API's description as an OpenAPI document, from the routes alone."""
+    return complete(get_openapi(**_DESCRIBED, routes=_routes()), BODY_EXAMPLES)
+
+
+def _routes() -> list[BaseRoute]:
+    # The routes themselves, as their routers built them. `include_router` would build every route once more in each
+    # application, at its first request and on the event loop, and would look for the route of a request twice.
+    return [route for part in _PARTS for route in part.router.routes]
+
+
 def _describe(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
-        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        app.openapi_schema = complete(schema, BODY_EXAMPLES)
+        app.openapi_schema = describe_api()
     return app.openapi_schema
 
 

@@ -7,6 +7,7 @@ installing them takes minutes; Gangline itself comes from the wheel.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -75,3 +76,8 @@ def test_wheel_has_every_file_of_the_packages(wheel: Path) -> None:
     # Two files move to the top of site-packages, where Python looks for them.
     expected = {Path(path).name if "/off_cluster/" in path else path for path in tracked}
     assert expected - names == set()
+    static = "services/gateway/http/browser/static"
+    document = (ROOT / static / "index.html").read_text()
+    scripts = re.findall(r'(?:src|href)="\./(assets/[^"]+)"', document)
+    assert len(scripts) == 3  # the script, the styles, the icon
+    assert {f"{static}/index.html", *(f"{static}/{name}" for name in scripts)} <= names

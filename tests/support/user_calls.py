@@ -29,6 +29,9 @@ class StandInUsers(Servicer):
         self.token = user_pb2.AccessTokenView(id=3, user_id=2, user_name="ann", name="ci", created_at=1.0)
         self.user_changes: list[user_pb2.UserChange] = []
 
+    def CreateKey(self, request: Any, context: Any) -> Any:
+        return user_pb2.CreateKeyResponse(key=user_pb2.OneTimeKey(key="key", ends_at=3.0, http_addresses=["a:1"]))
+
     def LogIn(self, request: Any, context: Any) -> Any:
         # The only call that needs no token, so it does not pass through `_answer`.
         if (request.name, request.password) == (self.user.name, hash_password(PASSWORD)):

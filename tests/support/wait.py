@@ -24,6 +24,14 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 60.0)
         await asyncio.sleep(pause(began_at))
 
 
+def until_sync(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    """As `until`, for a test without an event loop."""
+    began_at = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began_at + seconds, f"{what} did not happen within {seconds:g} s"
+        time.sleep(pause(began_at))
+
+
 async def until_async(
     condition: Callable[[], Awaitable[T | None]], what: str | Callable[[], str], seconds: float = 60.0
 ) -> T:

@@ -1,4 +1,5 @@
-"""Tokens: the cluster's, the users', one for each allocation, and one for each session that a password has opened.
+"""Tokens: the cluster's, the users', one for each allocation, one for each session that a password has opened, and
+keys that open one session each.
 
 Owns how tokens are made, hashed and checked. The tokens of an allocation, of a session and those that users make are
 derived from the cluster token, so they are stored nowhere. Every holder of the cluster token can check the first two,
@@ -22,9 +23,13 @@ _DRAIN_PREFIX = "drain"
 _DRAIN_PURPOSE = b"gangline drain token v1:"
 # By the beginning of the token: sessions of Determined's client, and those of our own.
 _DETERMINED_SESSION, _OWN_SESSION = "session", "login"
-_SESSION_PURPOSES = {
+_SESSIONS = (_DETERMINED_SESSION, _OWN_SESSION)
+# A key is no token: it opens a session, once.
+_KEY = "key"
+_PURPOSES = {
     _DETERMINED_SESSION: b"gangline session token v1:",
     _OWN_SESSION: b"gangline own session token v1:",
+    _KEY: b"gangline one-time key v1:",
 }
 _DETERMINED_TOKEN, _OWN_TOKEN = "det_", "gangline_"
 _ACCESS_PURPOSE = b"gangline access token v1:"
@@ -140,7 +145,7 @@ def session_token(cluster_token: str, user: str, login_sha256: str, ends_at: int
 
 def is_session_token(token: str) -> bool:
     """Returns whether the token claims to be a session's."""
-    return token.partition(":")[0] in _SESSION_PURPOSES and ":" in token
+    return token.partition(":")[0] in _SESSIONS and ":" in token
 
 
 def user_of_session(token: str) -> str:
@@ -150,6 +155,37 @@ def user_of_session(token: str) -> str:
 
 def check_session_token(cluster_token: str, token: str, login_sha256: str, now: float) -> int:
     """Verifies the claim. Returns when the session ends, in seconds since 1970. Raises GanglineError `auth.session`."""
+    end = _end_of_signed(cluster_token, token, login_sha256, now) if is_session_token(token) else None
+    if end is None:
+        raise session_over()
+    return end
+
+
+def one_time_key(cluster_token: str, user: str, login_sha256: str, ends_at: int) -> str:
+    """Returns a key with which a browser opens one session of a user. It ends with the secret of the user's login, too.
+
+    login_sha256: a hash of that secret. ends_at: seconds since 1970.
+    """
+    return f"{_KEY}:{ends_at}:{user}:{_sign_session(_KEY, cluster_token, user, login_sha256, ends_at)}"
+
+
+def check_one_time_key(cluster_token: str, key: str, login_sha256: str, now: float) -> int:
+    """Returns when the key ends, in seconds since 1970; `user_of_session` names its user. Whether it was used already
+    is not in it. Raises GanglineError `auth.key`."""
+    end = _end_of_signed(cluster_token, key, login_sha256, now) if key.startswith(_KEY + ":") else None
+    if end is None:
+        raise key_over()
+    return end
+
+
+def key_over() -> GanglineError:
+    return unauthenticated(
+        "auth.key", "this address was used already or has expired; get another one with: gangline open"
+    )
+
+
+def _end_of_signed(cluster_token: str, token: str, login_sha256: str, now: float) -> int | None:
+    """Returns when a token of this form ends; None for one that has ended or was not signed here."""
     kind, _, rest = token.partition(":")
     ends_at = rest.partition(":")[0]
     if ends_at.isdecimal() and ends_at.isascii() and len(ends_at) < _MIN_TOKEN_LENGTH and now < int(ends_at):
@@ -157,7 +193,7 @@ def check_session_token(cluster_token: str, token: str, login_sha256: str, now: 
         signature = _sign_session(kind, cluster_token, user, login_sha256, int(ends_at))
         if login_sha256 and is_same_token(token, f"{kind}:{int(ends_at)}:{user}:{signature}"):
             return int(ends_at)
-    raise session_over()
+    return None
 
 
 def session_over() -> GanglineError:
@@ -165,7 +201,7 @@ def session_over() -> GanglineError:
 
 
 def _sign_session(kind: str, cluster_token: str, user: str, login_sha256: str, ends_at: int) -> str:
-    message = _SESSION_PURPOSES[kind] + f"{ends_at}:{login_sha256}:{user}".encode()
+    message = _PURPOSES[kind] + f"{ends_at}:{login_sha256}:{user}".encode()
     return hmac.new(cluster_token.encode(), message, hashlib.sha256).hexdigest()
 
 

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from gangline.domain.history import MetricSeries, SeriesPoint, StoredMetrics
 from services.gateway.history import table
-from services.gateway.history.attempt import EVERY_BATCH, BatchRange, AttemptExtent, ReportSelection, read_selection
+from services.gateway.history.attempt import EVERY_BATCH, AttemptExtent, BatchRange, ReportSelection, read_selection
 from services.gateway.history.condense import find_cursor, read_reports
 from services.gateway.history.metric_block import (
     BLOCK_REPORTS,

@@ -1,8 +1,10 @@
 """Admits or refuses a request before any of its body is read.
 
-Every path except OPEN_PATHS needs a token. A browser cannot send a bearer token when a user types an address, so reads
-also accept the token as the password of HTTP Basic. Changes do not, because browsers repeat Basic credentials on
-requests that other sites make.
+Every path except OPEN_PATHS needs a token. The page has it in the cookie of its session (`browser/cookie_rule.py`).
+A login has none yet: little is read of it, and nothing once its address has tried too many passwords.
+
+A browser cannot send a bearer token when a user types an address, so reads also accept the token as the password of
+HTTP Basic. Changes do not, because browsers repeat Basic credentials on requests that other sites make.
 """
 
 from __future__ import annotations
@@ -15,16 +17,22 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Request
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gangline.errors import GanglineError, invalid
 from services.common.archive import MAX_ARCHIVE_BYTES, too_large
 from services.common.server import Principal
+from services.gateway.http.browser.cookie_rule import PAGE_HEADER, check_page, session_of
 from services.gateway.http.problem import is_changing, problem_response
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import OpenCases, UseCases, UserCases
+from services.gateway.usecase.open.login import Logins
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/prom/http-sd"})
+SESSION_PATH = "/api/v1/session"
+# Most bytes of a body whose caller has no token: a name and a password, or a key.
+MAX_OPEN_BYTES = 16 << 10
 # The sender of an answer that has ended is cancelled in this time.
 _END_SECONDS = 5.0
 # Below this path alone, bodies are read in pieces.
@@ -40,28 +48,48 @@ MAX_SUBMIT_BYTES = MAX_ARCHIVE_BYTES * 4 // 3 + MAX_BODY_BYTES
 class Admission:
     """Authenticates requests as ASGI middleware; puts the principal into the request's state."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
-        """Authenticates requests as ASGI middleware; puts the principal into the request's state."""
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, logins: Logins) -> None:
         self._app = app
         self._authenticator = authenticator
+        self._logins = logins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
+                if (scope["method"], scope["path"]) == ("POST", SESSION_PATH):
+                    self._admit_login(scope)
+                    await self._app(scope, receive, send)
+                    return
                 token = self._admit(scope)
             except GanglineError as error:
-                await problem_response(error, is_change=is_changing(scope["method"]))(scope, receive, send)
+                await _refuse(error, scope)(scope, receive, send)
                 return
             send = while_admitted(send, self._authenticator, token)
         await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> str | None:
         headers = Headers(scope=scope)
-        is_reading = scope["method"] in ("GET", "HEAD") and not _is_of_page(headers, scope["path"])
+        is_reading = scope["method"] in ("GET", "HEAD") and not _is_of_page(headers)
         token = _find_token(headers.get("authorization", ""), is_reading=is_reading)
-        scope.setdefault("state", {})["principal"] = self._authenticator.identify(token)
+        if "authorization" not in headers:
+            token = session_of(scope["method"], scope["headers"])
+        state = scope.setdefault("state", {})
+        state["principal"], state["token"] = self._authenticator.identify(token), token
         check_body(scope)
         return token
+
+    def _admit_login(self, scope: Scope) -> None:
+        check_page({name.lower(): value.decode("latin-1") for name, value in scope["headers"]})
+        check_body(scope, MAX_OPEN_BYTES)
+        self._logins.check_address(scope["client"][0] if scope.get("client") else "")
+
+
+def _refuse(error: GanglineError, scope: Scope) -> Response:
+    response = problem_response(error, is_change=is_changing(scope["method"]))
+    if PAGE_HEADER in Headers(scope=scope) and "www-authenticate" in response.headers:
+        # A browser would ask for a token in a window of its own; the page asks for a login.
+        del response.headers["www-authenticate"]
+    return response
 
 
 def while_admitted(send: Send, authenticator: Authenticator, token: str | None) -> Send:
@@ -86,10 +114,10 @@ def while_admitted(send: Send, authenticator: Authenticator, token: str | None) 
     return send_or_end
 
 
-def _is_of_page(headers: Headers, path: str) -> bool:
+def _is_of_page(headers: Headers) -> bool:
     """Whether a page made the request, and not a user who typed the address. A task's pages have the gateway's origin,
-    and a browser adds its Basic credentials to their requests. Only our page of the API's description needs them."""
-    return headers.get("sec-fetch-site", "none") != "none" and path != "/openapi.json"
+    and a browser adds its Basic credentials to their requests. Our own page has a session in their place."""
+    return headers.get("sec-fetch-site", "none") != "none"
 
 
 def check_body(scope: Scope, most: int = MAX_BODY_BYTES) -> None:
@@ -134,20 +162,21 @@ def _find_token(header: str, *, is_reading: bool) -> str | None:
 
 # Coroutines, because FastAPI calls a plain function in a thread, and a request would wait for two of them.
 async def _cases(request: Request) -> UserCases:
-    return _usecases_of(request).of(_principal_of(request))
+    return bundle_of(request).of(_principal_of(request))
 
 
 async def _keyed_cases(
     request: Request, key: Annotated[str | None, Header(alias="Idempotency-Key")] = None
 ) -> UserCases:
-    return _usecases_of(request).of(_principal_of(request), key or None)
+    return bundle_of(request).of(_principal_of(request), key or None)
 
 
 async def _open_cases(request: Request) -> OpenCases:
-    return _usecases_of(request).open
+    return bundle_of(request).open
 
 
-def _usecases_of(request: Request) -> UseCases:
+def bundle_of(request: Request) -> UseCases:
+    """Returns the use cases of all callers, for the route of a login, which finds its caller itself."""
     usecases = request.app.state.usecases
     assert isinstance(usecases, UseCases)
     return usecases

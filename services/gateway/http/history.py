@@ -24,12 +24,12 @@ from services.gateway.http import log_model, model
 from services.gateway.http.admission import Cases
 from services.gateway.http.answer import Answer
 from services.gateway.http.log_model import (
+    LineSelection,
     LogPage,
     LogPlace,
     MetricSeries,
     MetricsPage,
     Selected,
-    LineSelection,
     StoredLog,
 )
 from services.gateway.http.route import ERRORS, Route

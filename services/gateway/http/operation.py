@@ -1,10 +1,10 @@
-"""Routes for operators and their tools: health, metrics and service discovery, which need no token, and API docs."""
+"""Routes for operators and their tools: health, metrics and service discovery, which need no token, and the API's
+description."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
@@ -58,11 +58,8 @@ async def http_sd(open_cases: Open) -> list[ScrapeTargets]:
     return [ScrapeTargets(targets=[target.address], labels=target.labels) for target in targets]
 
 
+@router.get("/api/v1/openapi.json")
 @router.get("/openapi.json")
 async def openapi(request: Request) -> JSONResponse:
+    """Describes the API. Also below /api/, where the page's cookie is sent."""
     return JSONResponse(request.app.openapi())
-
-
-@router.get("/docs")
-async def docs() -> HTMLResponse:
-    return get_swagger_ui_html(openapi_url="/openapi.json", title="Gangline API")

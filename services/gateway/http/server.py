@@ -19,6 +19,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from services.common.address import bind_error, join_address, split_address
 from services.common.connection.open_files import fit_connections
+from services.gateway.http.browser.cookie_rule import guard_headers
+from services.gateway.http.browser.guard import Guard
 from services.gateway.http.connection_limit import MAX_CONNECTIONS, MAX_OF_ADDRESS, ConnectionTable, Networks
 from services.gateway.http.tunnel.upgrade import Upgrades
 
@@ -75,6 +77,17 @@ class _Connection(H11Protocol):
         super().data_received(data)
         self._was_paused = self._was_paused or self.flow.read_paused
         self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no HTTP request as uvicorn does, with the headers of all other answers."""
+        headers = guard_headers([(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")])
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=msg.encode("ascii")),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def on_response_complete(self) -> None:
         self.was_admitted = self.was_admitted or "principal" in self.scope["state"]
@@ -158,9 +171,12 @@ def _date_header(second: int) -> list[tuple[bytes, bytes]]:
     return [(b"date", formatdate(second, usegmt=True).encode())]
 
 
+_REFUSAL = Guard(service_unavailable)  # type: ignore[arg-type]  # an application in the words of asgiref
+
+
 def _only_health(app: Any) -> Any:
     async def answer(scope: Any, receive: Any, send: Any) -> None:
-        await (app if scope["path"] in _HEALTH_PATHS else service_unavailable)(scope, receive, send)
+        await (app if scope["path"] in _HEALTH_PATHS else _REFUSAL)(scope, receive, send)
 
     return answer
 

@@ -12,17 +12,20 @@ from __future__ import annotations
 import time
 
 from gangline.domain.user import CLUSTER_NAME, AccessToken, User, inactive_user
-from gangline.errors import Effect, unauthenticated, unavailable
+from gangline.errors import Effect, invalid, unauthenticated, unavailable
 from services.common import keys
 from services.common.access.security import (
     check_allocation_token,
     check_drain_token,
+    check_one_time_key,
     check_session_token,
     hash_token,
     is_allocation_token,
     is_drain_token,
     is_same_token,
     is_session_token,
+    key_over,
+    one_time_key,
     session_over,
     session_token,
     user_of_session,
@@ -32,6 +35,7 @@ from services.gateway.mirror.mirror import Watched
 
 # As long as Determined's.
 SESSION_SECONDS = 7 * 24 * 3600
+KEY_SECONDS = 600
 CLUSTER = Principal(kind="cluster", name=CLUSTER_NAME, is_admin=True)
 # Calls that need no token.
 _OPEN_METHODS = frozenset({"/gangline.v1.GatewayService/LogIn"})
@@ -41,6 +45,8 @@ class Authenticator:
     def __init__(self, mirror: Watched, cluster_token: str) -> None:
         self._mirror = mirror
         self._cluster_token = cluster_token
+        # Keys whose use is being stored, by their sha256.
+        self._keys_in_use: set[str] = set()
 
     async def authenticate(self, method: str, token: str | None) -> Principal:
         """Authenticates a call for the gRPC server, which calls this for every method."""
@@ -73,6 +79,38 @@ class Authenticator:
         token = session_token(self._cluster_token, user.name, _login_hash(user), ends_at, is_determined=is_determined)
         return token, ends_at
 
+    def make_key(self, principal: Principal) -> tuple[str, int]:
+        """Returns a key that opens one session of the user, and when it ends in Unix seconds. Raises GanglineError
+        `auth.no_user` for a caller who is no user."""
+        user = self._find_user(principal.name) if principal.kind == "user" else None
+        if user is None:
+            raise invalid("auth.no_user", "the cluster's own token opens no session; use the token of a user")
+        ends_at = int(time.time()) + KEY_SECONDS
+        return one_time_key(self._cluster_token, user.name, _login_hash(user), ends_at), ends_at
+
+    def check_key(self, key: str) -> tuple[User, int]:
+        """Returns the user of a key that was not used, and when it ends. Raises GanglineError `auth.key`,
+        `auth.inactive`."""
+        user = self._find_user(user_of_session(key))
+        ends_at = check_one_time_key(self._cluster_token, key, _login_hash(user) if user else "", time.time())
+        assert user is not None, "a user that is not there has no valid key"
+        if _is_ended(user, key) or ends_at - KEY_SECONDS < user.sessions_since:
+            raise key_over()
+        principal_of(user)
+        return user, ends_at
+
+    def take_key(self, key: str) -> tuple[User, int]:
+        """Does the same as `check_key`, and refuses the key meanwhile: two requests at once open one session. The
+        caller stores that it was used, and then calls `release_key`."""
+        found = self.check_key(key)
+        if hash_token(key) in self._keys_in_use:
+            raise key_over()
+        self._keys_in_use.add(hash_token(key))
+        return found
+
+    def release_key(self, key: str) -> None:
+        self._keys_in_use.discard(hash_token(key))
+
     def read_session(self, token: str) -> tuple[str, int] | None:
         """Returns the user of a session that is open, and when it ends in Unix seconds; None for other tokens. Raises
         GanglineError `auth.*`."""
@@ -94,8 +132,7 @@ class Authenticator:
         user = self._find_user(user_of_session(token))
         ends_at = check_session_token(self._cluster_token, token, _login_hash(user) if user else "", time.time())
         assert user is not None, "a user that is not there has no valid session"
-        is_ended = bool(user.ended_sessions) and hash_token(token) in (s.session_sha256 for s in user.ended_sessions)
-        if is_ended or ends_at - SESSION_SECONDS < user.sessions_since:
+        if _is_ended(user, token) or ends_at - SESSION_SECONDS < user.sessions_since:
             raise session_over()
         return user, ends_at
 
@@ -139,6 +176,11 @@ def principal_of(user: User) -> Principal:
     if user.is_deactivated:
         raise inactive_user(user.name)
     return Principal(kind="user", name=user.name, is_admin=user.is_admin)
+
+
+def _is_ended(user: User, token: str) -> bool:
+    """Returns whether the user has ended this session, or has used this key."""
+    return bool(user.ended_sessions) and hash_token(token) in (s.session_sha256 for s in user.ended_sessions)
 
 
 def _login_hash(user: User) -> str:

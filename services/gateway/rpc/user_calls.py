@@ -26,6 +26,9 @@ class UserCalls(BoundCalls):
         await self._cases(request).users.log_out(token)
         return pb.LogOutResponse()
 
+    async def CreateKey(self, request: pb.CreateKeyRequest, context: Context) -> pb.CreateKeyResponse:
+        return pb.CreateKeyResponse(key=wire.to_proto(self._cases(request).users.create_key()))
+
     async def GetMe(self, request: pb.GetMeRequest, context: Context) -> pb.GetMeResponse:
         return pb.GetMeResponse(user=wire.to_proto(self._cases(request).users.me()))
 

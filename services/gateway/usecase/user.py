@@ -13,6 +13,8 @@ from dataclasses import replace
 from gangline.domain.user import (
     AccessToken,
     AccessTokenView,
+    OneTimeKey,
+    Session,
     UserChange,
     UserView,
     check_hashed,
@@ -51,6 +53,24 @@ class Users:
             return
         request = user_pb2.SchedulerServiceEndSessionRequest(session_sha256=hash_token(token), ends_at=session[1])
         await self._leader.change(self._caller, lambda scheduler: scheduler.EndSession, request)
+
+    def create_key(self) -> OneTimeKey:
+        """Returns a key that opens one session of the caller in a browser. Raises GanglineError `auth.no_user`."""
+        key, ends_at = self._authenticator.make_key(self._caller.principal)
+        gateways = (instance for instance in self._mirror.state.instances.all() if instance.http_address)
+        oldest_first = sorted(gateways, key=lambda gateway: (gateway.started_at, gateway.id))
+        return OneTimeKey(key, float(ends_at), tuple(gateway.http_address for gateway in oldest_first))
+
+    async def use_key(self, key: str) -> Session:
+        """Opens the session of a key, and ends the key at every gateway. Raises GanglineError `auth.key`."""
+        user, ends_at = self._authenticator.take_key(key)
+        request = user_pb2.SchedulerServiceEndSessionRequest(session_sha256=hash_token(key), ends_at=ends_at)
+        try:
+            await self._leader.change(self._caller, lambda scheduler: scheduler.EndSession, request)
+        finally:
+            self._authenticator.release_key(key)
+        token, session_ends_at = self._authenticator.open_session(user, is_determined=False)
+        return Session(token, float(session_ends_at), view_user(user))
 
     def me(self) -> UserView:
         """Returns the caller. The cluster itself has the id 0."""

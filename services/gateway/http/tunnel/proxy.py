@@ -200,6 +200,7 @@ class _Exchange:
         host = Headers(scope=self.scope).get("host", "").encode("latin-1")
         headers = proxy_rule.response_headers(answer.headers.raw_items(), self.target, host)
         headers += [(b"set-cookie", self.cookie)] if self.cookie else []
+        self.scope.setdefault("state", {})["is_of_task"] = True
         await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
         while not isinstance(event := await self._next_event(), h11.EndOfMessage):
             if not isinstance(event, h11.Data):

@@ -12,10 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
+from services.gateway.http.browser.cookie_rule import COOKIE as SESSION_COOKIE
+
 Headers = list[tuple[bytes, bytes]]
 
 PREFIX = "/proxy/"
 COOKIE = "gangline_proxy"
+# Cookies of the gateway, which no task gets or sets. The page's is not sent to these paths anyway.
+_OWN_COOKIES = (COOKIE, SESSION_COOKIE)
 TOKEN_PARAMETER = "token"  # noqa: S105 - the name of a parameter
 # A cookie is replaced by a new one when less than this share of its time is left.
 RENEWAL_SHARE = 0.5
@@ -99,7 +103,7 @@ def request_headers(headers: Iterable[tuple[bytes, bytes]], *, is_upgrade: bool 
         for name, value in given
         if name.lower() not in _HOP_BY_HOP and name.lower() not in (b"authorization", b"cookie", b"content-length")
     ]
-    cookies = [part for part in _cookies(given) if part.partition("=")[0].strip() != COOKIE]
+    cookies = [part for part in _cookies(given) if part.partition("=")[0].strip() not in _OWN_COOKIES]
     if cookies:
         kept.append((b"cookie", "; ".join(cookies).encode("latin-1")))
     if is_upgrade:
@@ -125,7 +129,8 @@ def response_headers(
 
 
 def _is_answered(low: bytes) -> bool:
-    return low in _ANSWERED or low.startswith(_ANSWERED_PREFIXES)
+    # The gateway's page is cut off from windows that task pages open, by a policy that theirs may not have.
+    return low in _ANSWERED or (low != b"cross-origin-opener-policy" and low.startswith(_ANSWERED_PREFIXES))
 
 
 def parse_head(head: bytes) -> tuple[bytes, Headers] | None:
@@ -143,7 +148,7 @@ def narrow_cookie(cookie: str, base: str) -> str:
     a browser sends its value alone, which may look like ours."""
     pair, *attributes = [part.strip() for part in cookie.split(";")]
     name, sign, _ = pair.partition("=")
-    if name.strip() in ("", COOKIE) or not sign:
+    if name.strip() in ("", *_OWN_COOKIES) or not sign:
         return ""
     kept, path = [], base
     for attribute in attributes:

@@ -14,7 +14,8 @@ from gangline.errors import ErrorKind, GanglineError
 from services.common import keys
 from services.common.access.password import UNKNOWN, is_password
 from services.common.access.security import hash_token, is_same_token
-from services.gateway.mirror.auth import Authenticator
+from services.common.server import Principal
+from services.gateway.mirror.auth import Authenticator, principal_of
 from services.gateway.mirror.mirror import Watched
 from services.gateway.usecase.open.login_limit import LoginLimit
 from services.gateway.usecase.shared.hashing import hashed
@@ -65,6 +66,10 @@ class Logins:
             )
         token, ends_at = self._authenticator.open_session(user, is_determined=is_determined)
         return Session(token, float(ends_at), view_user(user))
+
+    def identify_key(self, key: str) -> Principal:
+        """Returns the user of a one-time key that was not used. Raises GanglineError `auth.key`, `auth.inactive`."""
+        return principal_of(self._authenticator.check_key(key)[0])
 
     async def _is_right(self, user: User | None, password: str) -> bool:
         """Compares a password. It takes as long for a name without a user."""

@@ -1,0 +1,78 @@
+/**
+ * Follows a stream of server-sent events, and goes on after the last event when the connection was lost.
+ *
+ * `EventSource` cannot send a header, without which the session's cookie does not count, so this reads with `fetch`.
+ */
+
+import { ApiError, isConnected, send } from "./client";
+import { backoff, readEvents, type ServerEvent } from "./event_text";
+
+export interface Follower {
+  stop: () => void;
+}
+
+/**
+ * Calls `onEvent` with each event until the stream ends by itself, with an event `end`. onError: gets an error after
+ * which nothing is tried again, such as a missing right.
+ */
+export function follow(
+  address: string,
+  onEvent: (event: ServerEvent) => void,
+  onError: (error: ApiError) => void = () => {},
+): Follower {
+  const ending = new AbortController();
+  void run(address, onEvent, onError, ending.signal);
+  return { stop: () => ending.abort() };
+}
+
+async function run(
+  address: string,
+  onEvent: (event: ServerEvent) => void,
+  onError: (error: ApiError) => void,
+  signal: AbortSignal,
+): Promise<void> {
+  let lastId = "";
+  for (let tries = 0; !signal.aborted; tries++) {
+    try {
+      const headers: Record<string, string> = lastId === "" ? {} : { "Last-Event-ID": lastId };
+      const answer = await send(address, { signal, headers: { Accept: "text/event-stream", ...headers } });
+      for await (const event of eventsOf(answer)) {
+        tries = 0;
+        if (event.id !== "") lastId = event.id;
+        if (event.name === "end") return;
+        onEvent(event);
+      }
+    } catch (failure) {
+      if (signal.aborted) return;
+      if (failure instanceof ApiError && failure.status >= 400 && failure.status < 500) {
+        onError(failure);
+        return;
+      }
+      isConnected.value = false;
+    }
+    await sleep(backoff(tries, Math.random()), signal);
+  }
+}
+
+async function* eventsOf(answer: Response): AsyncGenerator<ServerEvent> {
+  if (answer.body === null) return;
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const found = readEvents(text + value);
+    text = found.rest;
+    yield* found.events;
+  }
+}
+
+function sleep(milliseconds: number, signal: AbortSignal): Promise<void> {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, milliseconds);
+    signal.addEventListener("abort", () => {
+      clearTimeout(timer);
+      resolve();
+    });
+  });
+}

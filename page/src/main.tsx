@@ -1,0 +1,12 @@
+/** The start of the page. */
+
+import { render } from "preact";
+import { App } from "./app";
+import { startRouter } from "./router";
+import { startTheme } from "./theme";
+import "./style.css";
+
+startTheme();
+startRouter();
+const root = document.getElementById("page");
+if (root !== null) render(<App />, root);

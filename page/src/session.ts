@@ -1,0 +1,77 @@
+/** Who is signed in. The session itself is a cookie that the page cannot read. */
+
+import { signal } from "@preact/signals";
+import { ApiError, api, onSignedOut, type Schemas, send } from "./api/client";
+import { basePath, go, place } from "./router";
+
+export type User = Schemas["User"];
+
+/** undefined until the gateway has told; null while nobody is signed in. */
+export const user = signal<User | null | undefined>(undefined);
+/** Why the gateway has not told; empty otherwise. */
+export const problem = signal("");
+/** What the view for signing in says first; empty for nothing. */
+export const notice = signal("");
+
+let wanted = "/";
+
+/** Asks who is signed in. Repeated until the gateway answers. */
+export async function loadUser(): Promise<void> {
+  try {
+    user.value = (await api.get("/api/v1/me")).user;
+    problem.value = "";
+  } catch (failure) {
+    if (!(failure instanceof ApiError)) throw failure;
+    if (failure.status === 0 || failure.status >= 500) {
+      problem.value = failure.message;
+      setTimeout(loadUser, 2000);
+    } else {
+      user.value = null;
+    }
+  }
+}
+
+export async function signIn(username: string, password: string): Promise<void> {
+  const answer = await api.post("/api/v1/session", { body: { username, password, key: "", basePath: basePath() } });
+  enter(answer.user);
+}
+
+/** Opens a session with a one-time key of the address. */
+export async function signInByKey(key: string, path: string): Promise<void> {
+  wanted = path;
+  try {
+    const answer = await api.post("/api/v1/session", {
+      body: { username: "", password: "", key, basePath: basePath() },
+    });
+    enter(answer.user);
+  } catch (failure) {
+    if (!(failure instanceof ApiError)) throw failure;
+    // A browser that is signed in already needs no key.
+    await loadUser();
+    if (user.value) go(wanted, true);
+    else notice.value = failure.message;
+  }
+}
+
+export async function signOut(): Promise<void> {
+  const query = new URLSearchParams({ basePath: basePath() });
+  await send(`${basePath()}api/v1/session?${query}`, { method: "DELETE" });
+  wanted = "/";
+  user.value = null;
+}
+
+function enter(found: User): void {
+  user.value = found;
+  notice.value = "";
+  go(wanted, true);
+}
+
+onSignedOut.call = () => {
+  if (user.value) {
+    wanted = place.value.path + (place.value.query.size > 0 ? `?${place.value.query}` : "");
+    notice.value = "your session has ended; sign in again";
+  } else if (place.value.path !== "/enter" && place.value.path !== "/sign-in") {
+    wanted = place.value.path + (place.value.query.size > 0 ? `?${place.value.query}` : "");
+  }
+  user.value = null;
+};

@@ -1,0 +1,27 @@
+/** All views of the page by their addresses. The first part of each is also in `PAGES` of page_files.py. */
+
+import { Home } from "./pages/home";
+import type { View } from "./router";
+
+export const VIEWS: View[] = [
+  { pattern: "/", title: "Home", load: async () => Home },
+  {
+    pattern: "/experiments",
+    title: "Experiments",
+    load: async () => (await import("./pages/experiments")).Experiments,
+  },
+  {
+    pattern: "/experiments/:id",
+    title: "Experiment",
+    load: async () => (await import("./pages/experiment")).Experiment,
+  },
+  { pattern: "/trials/:id", title: "Trial", load: async () => (await import("./pages/trial")).Trial },
+  { pattern: "/docs", title: "HTTP API", load: async () => (await import("./pages/api_docs")).ApiDocs },
+];
+
+/** The links of the navigation. */
+export const NAVIGATION = [
+  { path: "/", text: "Home" },
+  { path: "/experiments", text: "Experiments" },
+  { path: "/docs", text: "API" },
+];

@@ -1,0 +1,100 @@
+"""PURE: when the cookie of a session authorises a request, and which headers keep other pages away from it.
+
+A task's pages (`/proxy/ID/`) have the origin of the gateway, so the origin alone does not tell our page from a task's.
+Their policy lets them connect to their own task alone (`tunnel/proxy_rule.py`). So a request that only a script can
+make, which has our header, is our page's. A task's page can still open an address of the gateway in a window. It would
+act through that window with our origin, so every answer that is not a task's has a policy of its own, and is cut off
+from the window that opened it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable
+
+from gangline.errors import ErrorKind, GanglineError
+
+RawHeaders = Iterable[tuple[bytes, bytes]]
+
+COOKIE = "gangline_session"
+PAGE_HEADER = "x-gangline-page"
+# The cookie is for these paths below the page's own. Tasks are not among them.
+_COOKIE_FOLDER = "api/"
+# The path below which a proxy serves the page, with a slash at both ends.
+_BASE_PATH = re.compile(r"/(?:[A-Za-z0-9._~-]+/)*")
+# What an answer of the API and every error has: whatever a browser shows of it may load and run nothing.
+_POLICY = b"default-src 'none'; frame-ancestors 'none'"
+# The page has no script, style or connection but those of its own origin.
+PAGE_POLICY = (
+    b"default-src 'self'; base-uri 'self'; form-action 'self'; object-src 'none'; frame-src 'none'; "
+    b"frame-ancestors 'none'"
+)
+_FIXED_HEADERS = (
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),
+)
+
+
+def guard_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Returns the headers of an answer that is not a task's, completed. One with a policy of its own keeps it."""
+    names = {name.lower() for name, _ in headers}
+    added = ((b"content-security-policy", _POLICY), *_FIXED_HEADERS)
+    return [*headers, *((name, value) for name, value in added if name not in names)]
+
+
+def session_of(method: str, headers: RawHeaders) -> str | None:
+    """Returns the token of the session that authorises this request by its cookie; None without a cookie.
+
+    Raises GanglineError `auth.page_header` for a request that may be another page's: one without our header that is
+    more than a user's visit to an address. Raises `auth.other_site` for one of another site.
+    """
+    values = {name.lower(): value.decode("latin-1") for name, value in headers}
+    token = _token_in(values.get(b"cookie", ""))
+    if token is None:
+        return None
+    check_page(values, is_visit_allowed=method in ("GET", "HEAD"))
+    return token
+
+
+def check_page(headers: dict[bytes, str], *, is_visit_allowed: bool = False) -> None:
+    """Admits requests of our page. headers: by their names in lower case. is_visit_allowed: admits also a user's visit
+    to the address, such as a download. Raises GanglineError `auth.page_header`, `auth.other_site`."""
+    site = headers.get(b"sec-fetch-site")
+    if site is not None:
+        is_foreign = site not in ("same-origin", "none")
+    else:
+        origin = headers.get(b"origin")
+        is_foreign = origin is not None and origin.partition("://")[2] != headers.get(b"host", "")
+    if is_foreign:
+        raise GanglineError("auth.other_site", "a page of another site may not use this session", ErrorKind.FORBIDDEN)
+    is_visit = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")) == ("navigate", "document")
+    if headers.get(PAGE_HEADER.encode()) != "1" and not (is_visit and is_visit_allowed):
+        raise GanglineError(
+            "auth.page_header",
+            "a session's cookie counts only with the header X-Gangline-Page: 1; programs use a token instead",
+            ErrorKind.FORBIDDEN,
+        )
+
+
+def make_cookie(token: str, base_path: str, seconds: int, *, is_secure: bool) -> str:
+    """Returns the value of Set-Cookie. base_path: of the page, as its browser sees it, such as "/" or "/lab/".
+    seconds: 0 removes the cookie."""
+    value = base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
+    path = base_path if _BASE_PATH.fullmatch(base_path) else "/"
+    secure = "; Secure" if is_secure else ""
+    return f"{COOKIE}={value}; Path={path}{_COOKIE_FOLDER}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+
+
+def _token_in(cookies: str) -> str | None:
+    for part in cookies.split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == COOKIE and value:
+            try:
+                padded = value + "=" * (-len(value) % 4)
+                return base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+            except (binascii.Error, ValueError):
+                return None
+    return None

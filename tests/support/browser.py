@@ -1,0 +1,76 @@
+"""A browser for tests of the page: Debian's Chromium, driven by Playwright. axe-core judges what it shows."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, sync_playwright
+
+from tests.support.source import ROOT
+
+CHROMIUM = "/usr/bin/chromium"
+_FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+_AXE = ROOT / "page/node_modules/axe-core/axe.min.js"
+NARROW: ViewportSize = {"width": 360, "height": 740}
+WIDE: ViewportSize = {"width": 1440, "height": 900}
+_IS_OWN = re.compile(r"http://127\.0\.0\.1:\d+/|data:|blob:|about:")
+# Rules of axe-core that are not of its two worst levels are shown by none of the tests.
+_SERIOUS = ("serious", "critical")
+
+
+@contextmanager
+def running_browser() -> Iterator[Browser]:
+    if shutil.which(CHROMIUM) is None:
+        pytest.skip("Chromium is not installed (Debian's package chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def window(browser: Browser, **settings: Any) -> Iterator[Page]:
+    """A window with cookies of its own. Fails at its end where a script threw, where the page's policy refused
+    something, and where anything was asked of another machine."""
+    context: BrowserContext = browser.new_context(locale="en-GB", timezone_id="Europe/Zurich", **settings)
+    context.set_default_timeout(30_000)
+    problems: list[str] = []
+    page = context.new_page()
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda line: problems.append(line.text) if "Content Security Policy" in line.text else None)
+    page.on("request", lambda asked: problems.append(asked.url) if not _IS_OWN.match(asked.url) else None)
+    try:
+        yield page
+    finally:
+        context.close()
+    assert problems == []
+
+
+def find_faults(page: Page) -> list[str]:
+    """What axe-core finds serious or critical in what the window shows, narrow and wide, light and dark."""
+    # The page's policy lets no script of others run in it; the browser's own protocol does.
+    page.evaluate(f"() => {{ {_AXE.read_text()} ; return null }}")
+    faults = []
+    schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+    for scheme in schemes:
+        for size in (NARROW, WIDE):
+            page.emulate_media(color_scheme=scheme)
+            page.set_viewport_size(size)
+            found = page.evaluate("async () => (await axe.run()).violations")
+            faults += [
+                f"{scheme} {size['width']}: {each['id']}: {node['html']} {node['failureSummary']}"
+                for each in found
+                if each["impact"] in _SERIOUS
+                for node in each["nodes"]
+            ]
+            overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            faults += [f"{scheme} {size['width']}: wider than the window by {overflow}"] if overflow > 0 else []
+    return faults
