@@ -21,17 +21,23 @@ _TRIES = 2000
 
 def find_free_ports(count: int, taken: Collection[int] = ()) -> list[int]:
     """Returns distinct ports on which no process listens now. Raises GanglineError `local.no_port`."""
-    last = max(_ephemeral_start(), _FIRST + 1000)
+    candidates = lasting_ports()
     free_ports: set[int] = set()
     for _ in range(_TRIES):
         if len(free_ports) == count:
             return list(free_ports)
-        port = random.randrange(_FIRST, last)  # noqa: S311 - a choice among free ports is no secret
+        port = random.choice(candidates)  # noqa: S311 - a choice among free ports is no secret
         if port not in taken and port not in free_ports and is_free(port):
             free_ports.add(port)
     raise unavailable(
-        "local.no_port", f"found only {len(free_ports)} of {count} free ports between {_FIRST} and {last}"
+        "local.no_port",
+        f"found only {len(free_ports)} of {count} free ports between {candidates.start} and {candidates.stop}",
     )
+
+
+def lasting_ports() -> range:
+    """Returns the ports that the kernel gives to no process that did not ask for them."""
+    return range(_FIRST, max(_ephemeral_start(), _FIRST + 1000))
 
 
 def is_free(port: int) -> bool:
