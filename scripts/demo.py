@@ -1,7 +1,8 @@
 """`make demo`: a cluster on this machine trains the digits example over two agents, and is taken down again.
 
 It runs the commands that a user would type, shows each one, and ends with the commands to type next. Its cluster lives
-in .gangline/demo and keeps its data from one run to the next; the user's own login is not touched.
+in .gangline/demo and keeps its data from one run to the next; the user's own login is not touched. With another folder
+as its argument it may run beside another demo.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gangline.client import Client, ExperimentView
 from gangline.login import HOME_VARIABLE
 
 ROOT = Path(__file__).parent.parent
-FOLDER = ROOT / ".gangline" / "demo"
+FOLDER = ROOT / (sys.argv[1] if len(sys.argv) > 1 else ".gangline/demo")
 GANGLINE = Path(sys.executable).with_name("gangline")
 EXAMPLE = Path("examples/digits")
 AGENTS, SLOTS = 2, 2

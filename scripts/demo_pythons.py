@@ -3,10 +3,11 @@
 The Pythons are python3.11, python3.12 and python3.13 on PATH, pyenv's, and /usr/bin/python3, which is the first that a
 newcomer has. A Python of the series of .venv borrows the packages of .venv, which takes a second; for another series
 they are installed for the demo, which takes minutes, and removed after it: PyPI's torch for Linux brings CUDA's
-libraries and cannot be loaded without them. A machine with one Python has nothing to do here.
+libraries and cannot be loaded without them. The demos run at once, each with a cluster in its own
+folder. A machine with one Python has nothing to do here.
 
 Called by .ci/run with the Python of .venv: beside the checks with `--prepare`, which makes the environments and leaves
-them; after `make demo` without, which makes those that are missing and runs the demos.
+them; beside `make demo` without, which makes those that are missing and runs the demos.
 """
 
 from __future__ import annotations
@@ -161,19 +162,36 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run_demos(pythons: Mapping[str, Path]) -> dict[str, str]:
-    """Returns what went wrong, by version.
+    """Runs the demos at once, as each waits for much of its time. Returns what went wrong, by version.
 
     Python keeps what it compiles, also where an image forbids it: a cluster has a dozen processes, and each of them
     would compile the same again.
     """
     failed = {}
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    for version, python in pythons.items():
-        print(f"\n== the demo on Python {version} ({python})", flush=True)
-        done = subprocess.run([interpreter(version), "scripts/demo.py"], cwd=ROOT, env=environment, check=False)
-        if done.returncode:
-            failed[version] = f"exit status {done.returncode}"
+    demos: dict[str, subprocess.Popen[str]] = {}
+    try:
+        for version in pythons:
+            with _output(version).open("w") as output:
+                demos[version] = subprocess.Popen(
+                    [interpreter(version), "scripts/demo.py", FOLDER / version / "demo"],
+                    cwd=ROOT, env=environment, text=True, stdout=output, stderr=subprocess.STDOUT,
+                )  # fmt: skip
+        for version, demo in demos.items():
+            if demo.wait():
+                failed[version] = f"exit status {demo.returncode}"
+            print(f"\n== the demo on Python {version} ({pythons[version]})\n{_output(version).read_text()}", end="")
+            sys.stdout.flush()
+    finally:
+        for demo in demos.values():
+            demo.terminate()  # it takes its cluster down
+        for demo in demos.values():
+            demo.wait()
     return failed
+
+
+def _output(version: str) -> Path:
+    return FOLDER / version / "output"
 
 
 if __name__ == "__main__":

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -58,6 +62,7 @@ class Machine:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scripts = {"3.12.1": "true", "3.13.0": "true"}
+        self.demos: dict[str, str] = {}  # what a demo does first, by version
         self.installed: list[str] = []
         self.folder = folder
         pythons = {version: Path(sys.executable) for version in self.scripts}
@@ -72,7 +77,9 @@ class Machine:
     def _make_empty(self, _: Path, version: str) -> Path:
         made = demo_pythons.interpreter(version)
         made.parent.mkdir(parents=True)
-        made.write_text(f"#!/bin/sh\necho the demo ran on {version}${{PYTHONDONTWRITEBYTECODE:+ and keeps nothing}}\n")
+        keeps = "${PYTHONDONTWRITEBYTECODE:+ and keeps nothing}"
+        says = f"echo the demo ran on {version}{keeps} in ${{2#{self.folder}/}}"
+        made.write_text(f"#!/bin/sh\n{self.demos.get(version, '')}\n{says}\n")
         made.chmod(0o755)
         return made
 
@@ -100,7 +107,65 @@ def test_prepared_environments_are_used_once_and_removed(
     assert machine.installed == ["3.12.1", "3.13.0"]
     assert machine.environments() == []
     ran = [line for line in capfd.readouterr().out.splitlines() if line.startswith("the demo ran")]
-    assert ran == ["the demo ran on 3.12.1", "the demo ran on 3.13.0"]
+    assert ran == ["the demo ran on 3.12.1 in 3.12.1/demo", "the demo ran on 3.13.0 in 3.13.0/demo"]
+
+
+def test_demos_run_at_once_and_a_failing_one_is_told(
+    machine: Machine, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each waits until the other one has begun."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for began in (first, second):
+        os.mkfifo(began)
+    machine.demos = {"3.12.1": f"echo >{first}; read _ <{second}; exit 7", "3.13.0": f"read _ <{first}; echo >{second}"}
+    try:
+        assert demo_pythons.main([]) == 1
+    finally:
+        for began in (first, second):
+            began.unlink()
+    said = capfd.readouterr().out
+    assert "the demo ran on 3.13.0 in 3.13.0/demo\n" in said
+    assert said.endswith("\nthe demo failed on Python 3.12.1\n")
+    assert machine.environments() == []
+
+
+def test_end_of_the_script_ends_the_demos(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo_pythons, "FOLDER", tmp_path / "pythons")
+    machine.folder = tmp_path / "pythons"
+    ended = tmp_path / "ended"
+    began = tmp_path / "began"
+    forever = f"trap 'echo ended >>{ended}; exit 1' TERM; echo >>{began}; while :; do sleep 0.1; done"
+    machine.demos = dict.fromkeys(machine.scripts, forever)
+
+    main_thread = threading.get_ident()
+
+    def end_when_begun() -> None:
+        """The script waits for a demo, and has not only begun to start it."""
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            waits = sys._current_frames()[main_thread].f_code.co_name in ("_wait", "_try_wait")
+            if waits and began.exists() and len(began.read_text()) == len(machine.scripts):
+                break
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def end(*_: object) -> None:
+        raise SystemExit(143)
+
+    former = signal.signal(signal.SIGUSR1, end)
+    thread = threading.Thread(target=end_when_begun)
+    thread.start()
+    try:
+        with pytest.raises(SystemExit):
+            demo_pythons.main([])
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, former)
+    assert ended.read_text().splitlines() == ["ended", "ended"]
+    assert machine.environments() == []
+    assert "the demo failed" not in capfd.readouterr().out
 
 
 def test_failed_installation_is_told_and_leaves_nothing(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
