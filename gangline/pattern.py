@@ -28,6 +28,10 @@ def compile_pattern(pattern: str) -> Callable[[str], bool]:
         raise BadPattern(
             f"the pattern {pattern[:40]!r}... has {len(pattern)} characters, at most {MAX_PATTERN_LENGTH} are allowed"
         )
+    try:
+        pattern.encode()
+    except UnicodeEncodeError as error:
+        raise BadPattern(f"{pattern[:40]!r} has a character that is half of one; leave it out") from error
     options = re2.Options()
     # RE2 prints its errors to standard error as well.
     options.log_errors = False

@@ -63,7 +63,7 @@ def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
     app.state.live = LiveHub()
     app.state.upgrades = Upgrades(usecases, authenticator)
     add_problem_handlers(app)
-    app.add_middleware(Admission, authenticator=authenticator, logins=usecases.open.logins)
+    app.add_middleware(Admission, authenticator=authenticator, usecases=usecases)
     app.add_middleware(PageFiles)
     app.add_middleware(Door, usecases=usecases, authenticator=authenticator)
     app.add_middleware(Proxy, usecases=usecases, authenticator=authenticator)

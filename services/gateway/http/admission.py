@@ -27,7 +27,6 @@ from services.gateway.http.browser.cookie_rule import PAGE_HEADER, check_page, s
 from services.gateway.http.problem import is_changing, problem_response
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import OpenCases, UseCases, UserCases
-from services.gateway.usecase.open.login import Logins
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/prom/http-sd"})
 SESSION_PATH = "/api/v1/session"
@@ -48,10 +47,10 @@ MAX_SUBMIT_BYTES = MAX_ARCHIVE_BYTES * 4 // 3 + MAX_BODY_BYTES
 class Admission:
     """Authenticates requests as ASGI middleware; puts the principal into the request's state."""
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator, logins: Logins) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, usecases: UseCases) -> None:
         self._app = app
         self._authenticator = authenticator
-        self._logins = logins
+        self._usecases = usecases
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
@@ -81,7 +80,7 @@ class Admission:
     def _admit_login(self, scope: Scope) -> None:
         check_page({name.lower(): value.decode("latin-1") for name, value in scope["headers"]})
         check_body(scope, MAX_OPEN_BYTES)
-        self._logins.check_address(scope["client"][0] if scope.get("client") else "")
+        self._usecases.open.logins.check_address(scope["client"][0] if scope.get("client") else "")
 
 
 def _refuse(error: GanglineError, scope: Scope) -> Response:

@@ -18,6 +18,7 @@ MAX_ENTRIES = 20_000
 class Topic(StrEnum):
     EXPERIMENT = "experiment"  # with its trials, search, allocations, requests and checkpoints
     TRIAL = "trial"  # with its allocations and its request
+    TRIALS = "trials"  # an experiment's own record, from which the rows of all its trials have values
     AGENT = "agent"  # with the allocations on its slots
     HOME = "home"  # workspaces and projects, whose names appear in rows of experiments
 
@@ -33,10 +34,12 @@ class ChangeLog:
         # Changes up to this revision may be missing.
         self._floor = 0
 
-    def begin(self, revision: int) -> None:
-        """Forgets all changes: the whole state was read at this revision."""
+    def begin(self, revision: int, revision_before: int = 0) -> None:
+        """Forgets all changes: the whole state was read at this revision. revision_before: that of the state until now.
+        It is greater after etcd was restored from an older backup: then no reader's revision means anything, until
+        etcd has passed it."""
         self._revision_by_entry.clear()
-        self._floor = revision
+        self._floor = revision if revision >= revision_before else revision_before + 1
 
     def note(self, entries: Iterable[Entry], revision: int) -> None:
         for entry in entries:

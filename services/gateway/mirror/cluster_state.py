@@ -227,6 +227,8 @@ def entries_of(records: Iterable[object]) -> set[Entry]:
             entries |= {(Topic.TRIAL, record.trial_id), (Topic.EXPERIMENT, record.experiment_id)}
             if isinstance(record, Allocation):
                 entries |= {(Topic.AGENT, member.agent_id) for member in record.members}
+        elif isinstance(record, Experiment):
+            entries |= {(Topic.TRIALS, record.id), (Topic.EXPERIMENT, record.id)}
         elif isinstance(record, Agent):
             entries.add((Topic.AGENT, record.id))
         elif isinstance(record, Workspace | Project):

@@ -187,8 +187,8 @@ class Mirror:
             self._note_ends([key for key in before if state.allocations.find(key) is None])
         else:
             self._listed_at = asyncio.get_running_loop().time()
+        self.log.begin(listing.revision, self.state.revision)
         self.state = state
-        self.log.begin(listing.revision)
         self.is_listed = True
         self._warn_unreadable(state.num_unreadable)
         self._revisions.ring((LISTED,))

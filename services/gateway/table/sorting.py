@@ -40,25 +40,28 @@ def _split(text: str) -> list[str]:
     return [part.strip().replace("\0", ",") for part in parts if part.strip()]
 
 
-def sort_rows(rows: Sequence[Row], keys: Sequence[SortKey], find: Callable[[str], Field[Row]]) -> list[Row]:
-    """Returns the rows in this order; equal ones keep theirs."""
-    ordered = list(rows)
-    # A stable sort by the last key first, so that earlier keys count more.
-    for key in reversed(keys):
-        field = find(key.name)
+def sort_fields(keys: Sequence[SortKey], find: Callable[[str], Field[Row]]) -> list[Field[Row]]:
+    """Returns the field of each key. Raises GanglineError `table.sort`, and the errors of `find`."""
+    fields = [find(key.name) for key in keys]
+    for field in fields:
         if field.kind is Kind.TEXTS:
-            raise invalid("table.sort", f"{key.name} has several values in each row, so it gives no order")
-        given: list[tuple[tuple[int, object], int]] = []
-        missing: list[Row] = []
-        for place, row in enumerate(ordered):
-            value = field.read(row)
-            if value is None or isinstance(value, tuple):
-                missing.append(row)
-            else:
-                given.append((_rank(value), place))
-        given.sort(key=lambda pair: pair[0], reverse=key.is_descending)
-        ordered = [ordered[place] for _, place in given] + missing
-    return ordered
+            raise invalid("table.sort", f"{field.name} has several values in each row, so it gives no order")
+    return fields
+
+
+def sort_places(places: Sequence[int], values: Sequence[Value], *, is_descending: bool) -> list[int]:
+    """Returns the places in the order of their values by one key; equal ones keep theirs. values: by place. Sorting by
+    the last key first makes earlier keys count more."""
+    given: list[tuple[tuple[int, object], int]] = []
+    missing: list[int] = []
+    for place in places:
+        value = values[place]
+        if value is None or isinstance(value, tuple):
+            missing.append(place)
+        else:
+            given.append((_rank(value), place))
+    given.sort(key=lambda pair: pair[0], reverse=is_descending)
+    return [place for _, place in given] + missing
 
 
 def _rank(value: Value) -> tuple[int, object]:

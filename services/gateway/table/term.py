@@ -60,14 +60,28 @@ def make_test(field: Field[Any], comparison: str, literal: Literal, now: float) 
     if kind in (Kind.FLAG, Kind.TEXTS):
         raise invalid("filter.operator", f"{name} has no order; compare it by = or !=")
     compare = _ORDERS[comparison]
-    wanted_type = _type_of(wanted)
-    return lambda value: _type_of(value) is wanted_type and compare(value, wanted)
+    wanted_type = _ordered_type(wanted)
+    return lambda value: _ordered_type(value) is wanted_type is not None and compare(value, wanted)
 
 
 def make_member_test(field: Field[Any], literals: Sequence[Literal], now: float) -> Test:
     """Returns the test of `field in (...)`."""
-    tests = [make_test(field, "=", literal, now) for literal in literals]
-    return lambda value: any(test(value) for test in tests)
+    has_null = any(literal.is_null for literal in literals)
+    # True equals 1 in Python, so a flag is marked. A set keeps the cost of a row independent of the number of values.
+    wanted = {_marked(value_of(field, literal, now)) for literal in literals if not literal.is_null}
+
+    def is_member(value: Value) -> bool:
+        if value is None:
+            return has_null
+        if isinstance(value, tuple):
+            return any(_marked(text) in wanted for text in value)
+        return _marked(value) in wanted
+
+    return is_member
+
+
+def _marked(value: Value) -> tuple[bool, Value]:
+    return isinstance(value, bool), value
 
 
 def value_of(field: Field[Any], literal: Literal, now: float) -> Value:
@@ -138,7 +152,8 @@ def _number(text: str) -> int | float | None:
     return None
 
 
-def _type_of(value: Value) -> type | None:
-    if isinstance(value, bool) or value is None or isinstance(value, tuple):
-        return None if value is None else type(value)
+def _ordered_type(value: Value) -> type | None:
+    """Returns the type within which values are compared by < and >; None for a value without an order."""
+    if value is None or isinstance(value, bool | tuple):
+        return None
     return float if isinstance(value, int | float) else str

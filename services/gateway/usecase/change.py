@@ -37,6 +37,10 @@ class Changes:
         """Returns what `ChangeLog.since` returns."""
         return self._mirror.log.since(revision)
 
+    async def wait_for_revision(self, revision: int, seconds: float) -> bool:
+        """Returns what `Mirror.wait_for_revision` returns."""
+        return await self._mirror.wait_for_revision(revision, seconds)
+
     def listen(self, trial_ids: Collection[str]) -> AbstractContextManager[Notification]:
         return self._following.listen_to_all({experiment_id_of(trial_id) for trial_id in trial_ids})
 

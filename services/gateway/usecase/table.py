@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any, Protocol
 
 from gangline.domain.experiment import TextChange
 from gangline.domain.state import ExperimentAction
 from gangline.errors import ErrorKind, GanglineError, invalid
 from services.common import keys
-from services.gateway.mirror.caller import Caller
+from services.gateway.mirror.caller import MAX_REQUEST_ID, Caller
 from services.gateway.mirror.mirror import Watched
 from services.gateway.table.field import Family, Field
 from services.gateway.table.filter import Predicate
@@ -46,8 +47,8 @@ class TableReads:
         """Returns a page. fields: none for the default ones. snapshot: of an earlier page, whose rows and order then
         stay as long as the gateway keeps them. Raises GanglineError `filter.*`, `table.*`."""
         names = tuple(fields) or DEFAULT_FIELDS[query.table]
-        result = await self._tables.query(query, snapshot)
-        return self._tables.read_page(query, result, names, offset, limit)
+        result = await self._tables.query(query, snapshot, caller=self._caller.name)
+        return await self._tables.read_page(query, result, names, offset, limit)
 
     def open(self, query: TableQuery, fields: Sequence[str]) -> tuple[TableView[Any], Predicate[Any]]:
         """Returns the table and the condition of the query, for a reader that looks at single rows. Raises
@@ -64,7 +65,7 @@ class TableReads:
 
     async def list_members(self, table: TableName, experiment_id: int = 0) -> list[str]:
         """Returns the fields of families that some row has."""
-        return await self._tables.list_members(table, experiment_id)
+        return await self._tables.list_members(table, experiment_id, caller=self._caller.name)
 
 
 class BulkAction(StrEnum):
@@ -161,7 +162,8 @@ class Bulk:
     async def _find(self, order: BulkOrder) -> list[int]:
         if order.ids is not None:
             return sorted(set(order.ids))
-        result: Result = await self._tables.query(TableQuery(TableName.EXPERIMENTS, order.filter))
+        query = TableQuery(TableName.EXPERIMENTS, order.filter)
+        result: Result = await self._tables.query(query, caller=self._caller.name)
         return sorted(int(id_) for id_ in result.ids)
 
     def _owns(self, experiment_id: int) -> bool:
@@ -169,13 +171,20 @@ class Bulk:
         return experiment is not None and experiment.owner == self._caller.name
 
     async def _change(self, experiment_id: int, order: BulkOrder) -> BulkItem:
-        request_id = self._caller.request_id
-        cases = self._cases_of(f"{request_id}-{experiment_id}" if request_id is not None else None)
+        cases = self._cases_of(_id_of(self._caller.request_id, experiment_id))
         try:
             await _act(cases, experiment_id, order)
         except GanglineError as error:
             return BulkItem(experiment_id, error)
         return BulkItem(experiment_id)
+
+
+def _id_of(request_id: str | None, experiment_id: int) -> str | None:
+    """Returns the request id of one experiment's change. A long id of the order is replaced by its digest."""
+    if request_id is None:
+        return None
+    own = f"{request_id}-{experiment_id}"
+    return own if len(own) <= MAX_REQUEST_ID else f"{sha256(request_id.encode()).hexdigest()}-{experiment_id}"
 
 
 def _act(cases: ChangingCases, experiment_id: int, order: BulkOrder) -> Awaitable[object]:
@@ -194,7 +203,8 @@ def _act(cases: ChangingCases, experiment_id: int, order: BulkOrder) -> Awaitabl
 
 
 def _check(order: BulkOrder) -> None:
-    if (order.ids is None) == (not order.filter):
+    # A filter without conditions, which a program may send by mistake, would match everything.
+    if (order.ids is None) == (not order.filter.strip()):
         raise invalid("bulk.which", "give either a filter or ids; the filter `id > 0` matches all experiments")
     if order.action is BulkAction.MOVE and not order.project_id:
         raise invalid("bulk.move", "MOVE needs the id of a project as projectId")

@@ -243,7 +243,7 @@ async def test_what_is_refused(seen: Client) -> None:
         ({"cursor": "x"}, {}, "stream.cursor"),
         ({}, {"Last-Event-ID": "9" * 30}, "stream.cursor"),
         ({"metrics": "9.9"}, {}, "trial.not_found"),
-        ({"metrics": [f"7.{number}" for number in range(101)]}, {}, "trial.not_found"),
+        ({"metrics": [f"7.{number}" for number in range(101)]}, {}, "stream.trials"),
     ):
         answer = await seen.http.get(STREAM, params=params, headers=headers)
         assert answer.json()["code"] == code, params

@@ -84,9 +84,14 @@ def _find(method: str, path: str) -> dict[str, Any] | None:
 @pytest.mark.parametrize(("line", "words"), CALLS, ids=[line[:70] for line, _ in CALLS])
 def test_every_call_of_the_http_page_is_one_of_the_gateway(line: str, words: list[str]) -> None:
     method, body, url = "GET", "", ""
+    # With -G, data are parameters of the query.
+    has_query = any(word == "-G" or (word.startswith("-s") and word.endswith("G")) for word in words)
+    parameters: list[str] = []
     for flag, word in zip(["", *words], words, strict=False):
         if flag == "-X":
             method = word
+        elif has_query and flag in ("-d", "--data-urlencode"):
+            parameters.append(word)
         elif flag == "-d":
             method, body = ("POST" if method == "GET" else method), word
         elif flag == "-sT":
@@ -97,7 +102,8 @@ def test_every_call_of_the_http_page_is_one_of_the_gateway(line: str, words: lis
     operation = _find(method, path)
     assert operation is not None, f"{method} {path} is no call"
     known = {parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"}
-    assert {part.partition("=")[0] for part in query.split("&") if part} <= known, line
+    given = [*query.split("&"), *parameters]
+    assert {part.partition("=")[0] for part in given if part} <= known, line
     if body and body != "@-":
         schema = operation["requestBody"]["content"]["application/json"]["schema"]
         jsonschema_rs.validate({**schema, "components": _DESCRIPTION["components"]}, json.loads(body))

@@ -30,15 +30,18 @@ async def follow_changes(
     """Streams what changes after a cursor: rows of the tables, agents, the queue, and reports of metrics. docs/http.md
     describes the events."""
     hub: LiveHub = request.app.state.live
-    await cases.changes.check_trials(wanted.metrics)
+    user = request.state.principal.name
+    hub.check(user)
     stream = Stream(hub, cases, wanted)
-    return EventSourceResponse(_until_stopped(stream), ping=HEARTBEAT_SECONDS, send_timeout=SEND_SECONDS)
+    await cases.changes.check_trials(wanted.metrics)
+    return EventSourceResponse(_until_stopped(stream, hub, user), ping=HEARTBEAT_SECONDS, send_timeout=SEND_SECONDS)
 
 
-async def _until_stopped(stream: Stream) -> AsyncIterator[ServerSentEvent]:
+async def _until_stopped(stream: Stream, hub: LiveHub, user: str) -> AsyncIterator[ServerSentEvent]:
     """Ends the answer when the gateway stops, or when its history cannot be read. The client connects again."""
     try:
-        async for event in stream.events():
-            yield event
+        with hub.enter(user):
+            async for event in stream.events():
+                yield event
     except GanglineError as error:
         log.info("a stream of changes ended", reason=error.message)

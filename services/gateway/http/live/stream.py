@@ -8,13 +8,16 @@ made once for all clients (`shared_text.py`), and so are whole events for client
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_core import to_json
 from sse_starlette import ServerSentEvent
 
+from gangline.errors import unavailable
 from services.gateway.http import model
 from services.gateway.http.live.cursor import Cursor
 from services.gateway.http.live.metrics_feed import MetricsFeed
@@ -30,19 +33,50 @@ MIN_INTERVAL_SECONDS = 0.2
 # Without being woken, a stream reads the queue, and reports that other gateways stored, this often.
 LOOK_AGAIN_SECONDS = 1.0
 IDLE_SECONDS = 30.0
-# Rows of one event. A client that missed more reads its pages anew, which costs less.
+# Rows of one event, and their values. A client that missed more reads its pages anew, which costs less: an event is
+# written without letting other requests in.
 MAX_ROWS = 1000
+MAX_VALUES = 20_000
+# Streams of one user, and of all.
+MAX_OF_USER = 100
+MAX_STREAMS = 1000
+# A client that comes from another gateway may have seen more of etcd than this one, which waits so long to see it too.
+CATCH_UP_SECONDS = 5.0
 
 _TOPICS = {TableName.EXPERIMENTS: Topic.EXPERIMENT, TableName.TRIALS: Topic.TRIAL}
 
 
 @dataclass
 class LiveHub:
-    """What all streams of a gateway share."""
+    """Holds what all streams of a gateway share, and bounds their number."""
 
     texts: SharedTexts = field(default_factory=SharedTexts)
     queue: QueueFeed = field(default_factory=QueueFeed)
     metrics: MetricsFeed = field(default_factory=MetricsFeed)
+    num_by_user: Counter[str] = field(default_factory=Counter)
+
+    def check(self, user: str) -> None:
+        """Raises GanglineError `stream.too_many`."""
+        if self.num_by_user[user] >= MAX_OF_USER:
+            raise unavailable(
+                "stream.too_many", f"{user} has {MAX_OF_USER} streams at this gateway, and no user has more; close some"
+            )
+        if self.num_by_user.total() >= MAX_STREAMS:
+            raise unavailable(
+                "stream.too_many", f"this gateway serves {MAX_STREAMS} streams, and no more; try another, or later"
+            )
+
+    @contextmanager
+    def enter(self, user: str) -> Iterator[None]:
+        """Counts a stream of this user while the block lasts. Raises as `check` does."""
+        self.check(user)
+        self.num_by_user[user] += 1
+        try:
+            yield
+        finally:
+            self.num_by_user[user] -= 1
+            if not self.num_by_user[user]:
+                del self.num_by_user[user]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +89,21 @@ class _OpenTable:
     def key(self) -> tuple[object, ...]:
         """Names what the table's part of an event depends on, beside the revisions."""
         return self.part.query, self.part.fields
+
+    def revision_by_id(self, changed: list[tuple[tuple[Topic, int | str], int]]) -> dict[int | str, int]:
+        """Returns the rows that changed, each with the revision of its last change, the newest first."""
+        query = self.part.query
+        prefix = f"{query.experiment_id}." if query.experiment_id else ""
+        revision_by_id: dict[int | str, int] = {}
+        for (topic, id_), revision in changed:
+            is_own = topic is _TOPICS[query.table]
+            ids: Sequence[int | str] = (id_,) if is_own else ()
+            if topic is Topic.TRIALS and query.table is TableName.TRIALS:
+                ids = self.view.ids_of(int(id_))
+            for each in ids:
+                if str(each).startswith(prefix):
+                    revision_by_id.setdefault(each, revision)
+        return revision_by_id
 
 
 class Stream:
@@ -77,6 +126,10 @@ class Stream:
         with self._changes.listen(self._trial_ids) as changed:
             cursor = await self._first_cursor()
             yield ServerSentEvent("{}", event="open", id=str(cursor))
+            if await self._is_ahead(cursor):
+                metrics_id = await self._changes.newest_metrics_id() if self._trial_ids else None
+                cursor = Cursor(self._changes.revision, metrics_id)
+                yield _reset(cursor)
             while True:
                 changed.clear()
                 text, after = await self._next(cursor)
@@ -84,8 +137,7 @@ class Stream:
                     yield ServerSentEvent(text, event="changes", id=str(after))
                 elif text is None:
                     self._tables = self._open()
-                    reason = '{"reason": "too much has changed since this cursor; read the pages anew"}'
-                    yield ServerSentEvent(reason, event="reset", id=str(after))
+                    yield _reset(after)
                 cursor = after
                 await asyncio.sleep(MIN_INTERVAL_SECONDS)
                 await self._changes.wait(changed, self._pause_seconds())
@@ -95,6 +147,12 @@ class Stream:
         if self._trial_ids and cursor.metrics_id is None:
             cursor = replace(cursor, metrics_id=await self._changes.newest_metrics_id())
         return cursor
+
+    async def _is_ahead(self, cursor: Cursor) -> bool:
+        """Returns whether the cursor is of a cluster or of a history that is not this one's, or not any more."""
+        if not await self._changes.wait_for_revision(cursor.revision, CATCH_UP_SECONDS):
+            return True
+        return bool(self._trial_ids) and (cursor.metrics_id or 0) > await self._changes.newest_metrics_id()
 
     def _pause_seconds(self) -> float:
         polls = self._wanted.queue or (bool(self._trial_ids) and not self._changes.is_alone)
@@ -125,12 +183,14 @@ class Stream:
     def _of_mirror(self, cursor: Cursor) -> tuple[str | None, Cursor]:
         """Returns the parts about tables and agents, joined by commas."""
         revision = self._changes.revision
-        if revision <= cursor.revision:
+        if revision == cursor.revision:
             return "", cursor
         after = replace(cursor, revision=revision)
         changed = self._changes.since(cursor.revision)
         if changed is None or len(changed) > MAX_ROWS or any(topic is Topic.HOME for (topic, _), _ in changed):
             return (None if self._tables or self._wanted.agents else ""), after
+        if any(len(table.revision_by_id(changed)) * len(table.part.fields) > MAX_VALUES for table in self._tables):
+            return None, after
         key = ("event", *(table.key for table in self._tables), self._wanted.agents, cursor.revision, revision)
         return self._hub.texts.get(key, lambda: self._write(changed)), after
 
@@ -141,14 +201,11 @@ class Stream:
         return ",".join(parts)
 
     def _write_table(self, table: _OpenTable, changed: list[tuple[tuple[Topic, int | str], int]]) -> str:
-        name, topic = table.part.query.table, _TOPICS[table.part.query.table]
-        prefix = f"{table.part.query.experiment_id}." if table.part.query.experiment_id else ""
+        name = table.part.query.table
         chosen = [table.view.fields.find(field_name) for field_name in table.part.fields]
         rows: list[str] = []
         gone: list[int | str] = []
-        for (entry_topic, id_), revision in changed:
-            if entry_topic is not topic or (prefix and not str(id_).startswith(prefix)):
-                continue
+        for id_, revision in table.revision_by_id(changed).items():
             row = table.view.find(id_)
             if row is None or not table.matches(row):
                 gone.append(id_)
@@ -165,6 +222,11 @@ class Stream:
         rows = ",".join(model.AgentView.model_validate(view).model_dump_json(by_alias=True) for view in views)
         gone = sorted(ids - {view.agent.id for view in views})
         return f'"agents":{{"rows":[{rows}],"gone":{_json(gone)}}}'
+
+
+def _reset(after: Cursor) -> ServerSentEvent:
+    reason = '{"reason": "too much has changed since this cursor; read the pages anew"}'
+    return ServerSentEvent(reason, event="reset", id=str(after))
 
 
 def _add(parts: str | None, part: str) -> str | None:
