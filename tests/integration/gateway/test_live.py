@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from gangline.protocol import wire
 from gangline.v1 import ingest_pb2
 from services.common import keys
 from services.common.etcd import Delete, EtcdClient, Put
-from services.gateway.http.live import metrics_feed, stream
+from services.gateway.http.live import metrics_feed, route, stream
 from services.gateway.http.live.shared_text import SharedTexts
 from tests.support.gateway import Client
 from tests.support.stand_in_leader import StandInLeader
@@ -234,6 +234,89 @@ async def test_rows_are_written_once_for_all_clients(
     await etcd.commit([put(replace(EXPERIMENT, name="renamed"))])
     await asyncio.gather(*clients)
     assert len([key for key in written if isinstance(key, tuple) and key[0] == "experiments"]) == 1
+
+
+async def test_rows_of_trials_come_when_their_experiment_changes(etcd: EtcdClient, seen: Client) -> None:
+    wanted = {"trials": "true", "trialFields": "state,experimentName", "trialFilter": "archived = false"}
+    waiting = Trial("7.2", 7, 2, state=State.QUEUED)
+    await etcd.commit([put(waiting), put(replace(EXPERIMENT, id=8)), put(Trial("8.1", 8, 1))])
+
+    async def is_there() -> bool:
+        return (await seen.http.get("/api/v1/trials/8.1")).status_code == 200
+
+    await until_async(is_there, "the gateway seeing trial 8.1")
+    async with follow(seen, **wanted) as events, follow(seen, experimentId=8, **wanted) as others:
+        await etcd.commit([put(replace(EXPERIMENT, state=State.PAUSED))])
+        rows = (await events.next("changes"))["trials"]["rows"]
+        assert {(row["id"], row["state"]) for row in rows} == {("7.1", "RUNNING"), ("7.2", "PAUSED")}
+        await etcd.commit([put(replace(EXPERIMENT, archived=True))])
+        assert sorted((await events.next("changes"))["trials"]["gone"]) == ["7.1", "7.2"]
+        # A row that was written for one client is not sent to another with an older name of the experiment.
+        first_id = events.last_id
+        await etcd.commit([put(replace(EXPERIMENT, name="one")), put(TRIAL)])
+        assert (await events.next("changes"))["trials"]["rows"][0]["experimentName"] == "one"
+        await etcd.commit([put(replace(EXPERIMENT, name="two"))])
+        assert {row["experimentName"] for row in (await events.next("changes"))["trials"]["rows"]} == {"two"}
+        async with follow(seen, first_id, **wanted) as late:
+            assert {row["experimentName"] for row in (await late.next("changes"))["trials"]["rows"]} == {"two"}
+        await etcd.commit([put(replace(EXPERIMENT, id=8, name="other"))])
+        assert [row["id"] for row in (await others.next("changes"))["trials"]["rows"]] == ["8.1"]
+
+
+async def test_a_cursor_of_another_cluster_begins_anew(
+    etcd: EtcdClient, seen: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "CATCH_UP_SECONDS", 0.1)
+    await deliver(seen, 1, 2)
+    for cursor in (str(2**62), f"2.{2**62}"):
+        async with follow(seen, cursor, experiments="true", experimentFields="name", metrics="7.1") as events:
+            assert "read the pages anew" in (await events.next("reset"))["reason"]
+            name = f"after {cursor}"
+            await etcd.commit([put(replace(EXPERIMENT, name=name))])
+            assert (await events.next("changes"))["experiments"]["rows"] == [{"id": 7, "name": name}]
+    await deliver(seen, 3, 3)
+    async with follow(seen, "2.2", metrics="7.1") as events:
+        assert await batches(events, 1) == [3]
+
+
+async def test_the_number_of_streams_is_bounded(seen: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MAX_OF_USER", 2)
+    for most in (1000, 1):
+        monkeypatch.setattr(stream, "MAX_STREAMS", most)
+        async with AsyncExitStack() as stack:
+            for _ in range(min(most, 2)):
+                await stack.enter_async_context(follow(seen))
+            refused = await seen.http.get(STREAM)
+            assert (refused.status_code, refused.json()["code"]) == (503, "stream.too_many")
+            assert len(refused.json()["detail"].splitlines()) == 1
+
+        # Streams that have ended do not count.
+        async def is_free() -> bool:
+            async with seen.http.stream("GET", STREAM) as answer:
+                return answer.status_code == 200
+
+        await until_async(is_free, "a place for another stream")
+
+
+async def test_an_event_has_a_bounded_number_of_values(
+    etcd: EtcdClient, seen: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MAX_VALUES", 9)
+    async with follow(seen, experiments="true", experimentFields="name,state") as events:
+        await etcd.commit([put(replace(EXPERIMENT, id=number)) for number in (10, 11, 12)])
+        assert len((await events.next("changes"))["experiments"]["rows"]) == 3
+        await etcd.commit([put(replace(EXPERIMENT, id=number)) for number in (10, 11, 12, 13)])
+        await events.next("reset")
+
+
+async def test_a_heartbeat_comes_while_nothing_changes(seen: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route, "HEARTBEAT_SECONDS", 0.2)
+    async with asyncio.timeout(10), seen.http.stream("GET", STREAM) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith(": ping"):
+                break
+        else:
+            raise AssertionError("the stream ended")
 
 
 async def test_what_is_refused(seen: Client) -> None:
