@@ -2,21 +2,24 @@
 
 The records of `--experiments` ended experiments with one trial each, and one with `--trials` trials, are written into
 etcd. Trials have `--points` reports of a metric, or a hundredth of that, and a log of `--lines` lines, written into the
-gateway's database. Each route is called `--calls` times by one client, over HTTP; the first call is printed by itself,
-because it reads what later ones find in memory. At last, `--streams` clients follow the experiments while one of them
-changes five times a second.
+gateway's database. One client calls each route over HTTP. The first call is printed by itself, because it reads what
+later ones find in memory. Then come `--runs` runs of `--calls` calls each; the median of their averages is printed with
+the least and the greatest one. At last, `--streams` clients follow the experiments while one of them changes five times
+a second, in as many runs.
 
-Run it with `python -m benchmarks.api`. The figures are those of the gateway's process, in the kernel too.
+Run it with `python -m benchmarks.api`, which takes some minutes. The figures are those of the gateway's process, in the
+kernel too, so other work on the machine changes them little.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,7 @@ import sqlalchemy as sa
 from benchmarks.cluster import running_cluster
 from benchmarks.listing import experiment_of, fill_state, headers_of, http_address, wait_for_mirror
 from benchmarks.machine import describe_machine
-from benchmarks.process import processor_seconds
+from benchmarks.process import processor_seconds, run_benchmark
 from benchmarks.statistic import summarise
 from gangline.domain.history import LogLine, MetricsPoint
 from gangline.local.layout import Layout
@@ -41,7 +44,7 @@ from services.gateway.history.metric_block import BLOCK_REPORTS
 from services.gateway.history.store import store_batches
 from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord
 
-STREAM_SECONDS = 20.0
+STREAM_SECONDS = 5.0
 CHANGE_SECONDS = 0.2
 PART = 20_000
 
@@ -49,8 +52,8 @@ PART = 20_000
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, number in (
-        ("experiments", 10_000), ("trials", 10_000), ("points", 1_000_000), ("lines", 1_000_000), ("calls", 20),
-        ("streams", 50),
+        ("experiments", 10_000), ("trials", 10_000), ("points", 1_000_000), ("lines", 1_000_000), ("runs", 5),
+        ("calls", 10), ("streams", 50),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=number)
     arguments = parser.parse_args()
@@ -63,9 +66,9 @@ def main() -> None:
         gateway = _gateway(data)
         with httpx.Client(base_url=http_address(data), headers=headers_of(client), timeout=120) as http:
             for route in _routes(big_id):
-                _measure(gateway, http, route, arguments.calls)
-        used = asyncio.run(_follow(data, gateway, headers_of(client), arguments.streams))
-        print(f"{arguments.streams} streams, 5 changes a second: {100 * used:.1f} % of a core")
+                _measure(gateway, http, route, arguments.runs, arguments.calls)
+        used = asyncio.run(_follow(data, gateway, headers_of(client), arguments.streams, arguments.runs))
+        print(f"{arguments.streams} streams, 5 changes a second: {_show(used, '% of a core')}")
 
 
 def _routes(big_id: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -101,21 +104,34 @@ def _routes(big_id: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _measure(
-    gateway: psutil.Process, http: httpx.Client, route: tuple[str, str, dict[str, Any]], num_calls: int
+    gateway: psutil.Process,
+    http: httpx.Client,
+    route: tuple[str, str, dict[str, Any]],
+    num_runs: int,
+    num_calls: int,
 ) -> None:
     name, path, params = route
-    used: list[float] = []
-    size = 0
-    for number in range(num_calls + 1):
-        # Another filter each time, so that no result is kept from the call before.
-        fresh = {"filter": f"{params['filter']} or id = -{number + 1}"} if "filter" in params else {}
-        before = processor_seconds(gateway)
-        answer = http.get(f"/api/v1/{path}", params={**params, **fresh}).raise_for_status()
-        used.append(1000 * (processor_seconds(gateway) - before))
-        size = len(answer.content)
-    # The kernel counts processor time in steps of 10 ms.
-    later = sum(used[1:]) / num_calls
-    print(f"{name:38} first {used[0]:7.1f} ms; then {later:6.1f} ms on average; {size / 1000:8.1f} kB", flush=True)
+    numbers = itertools.count(1)
+
+    def call(times: int) -> tuple[float, int]:
+        """Returns the milliseconds of a call, on average, and the bytes of an answer."""
+        before, size = processor_seconds(gateway), 0
+        for _ in range(times):
+            # Another filter each time, so that no result is kept from the call before.
+            fresh = {"filter": f"{params['filter']} or id = -{next(numbers)}"} if "filter" in params else {}
+            answer = http.get(f"/api/v1/{path}", params={**params, **fresh}).raise_for_status()
+            size = len(answer.content)
+        # The kernel counts processor time in steps of 10 ms, so a run is measured as a whole.
+        return 1000 * (processor_seconds(gateway) - before) / times, size
+
+    first, size = call(1)
+    later = _show([call(num_calls)[0] for _ in range(num_runs)], "ms")
+    print(f"{name:38} first {first:6.0f} ms; then {later}; {size / 1000:8.1f} kB", flush=True)
+
+
+def _show(values: Sequence[float], unit: str) -> str:
+    summary = summarise(values)
+    return f"median {summary.p50:6.1f} {unit} ({summary.minimum:.1f} to {summary.maximum:.1f}, {summary.count} runs)"
 
 
 def _gateway(data: Path) -> psutil.Process:
@@ -150,8 +166,10 @@ def _store_reports(engine: sa.Engine, number: int, num_points: int) -> None:
             pass
 
 
-async def _follow(data: Path, gateway: psutil.Process, headers: dict[str, str], num_streams: int) -> float:
-    """Returns the share of a core that the gateway uses, and prints how late the changes arrive."""
+async def _follow(
+    data: Path, gateway: psutil.Process, headers: dict[str, str], num_streams: int, num_runs: int
+) -> list[float]:
+    """Returns the percentage of a core that the gateway uses in each run, and prints how late the changes arrive."""
     delays: list[float] = []
     ready = asyncio.Semaphore(0)
 
@@ -173,12 +191,14 @@ async def _follow(data: Path, gateway: psutil.Process, headers: dict[str, str], 
         await ready.acquire()
     async with EtcdClient(EtcdSettings(endpoints=(f"unix:{data}/etcd-client:0",))) as etcd:
         await asyncio.sleep(2)
-        before, began = processor_seconds(gateway), time.monotonic()
-        while time.monotonic() - began < STREAM_SECONDS:
-            changed = replace(experiment_of(5), name=f"changed-{time.time()}")
-            await etcd.commit([Put(keys.experiment(5), wire.encode(changed))])
-            await asyncio.sleep(CHANGE_SECONDS)
-        used = (processor_seconds(gateway) - before) / (time.monotonic() - began)
+        used: list[float] = []
+        for _ in range(num_runs):
+            before, began = processor_seconds(gateway), time.monotonic()
+            while time.monotonic() - began < STREAM_SECONDS:
+                changed = replace(experiment_of(5), name=f"changed-{time.time()}")
+                await etcd.commit([Put(keys.experiment(5), wire.encode(changed))])
+                await asyncio.sleep(CHANGE_SECONDS)
+            used.append(100 * (processor_seconds(gateway) - before) / (time.monotonic() - began))
     for task in clients:
         task.cancel()
     await asyncio.gather(*clients, return_exceptions=True)
@@ -188,4 +208,4 @@ async def _follow(data: Path, gateway: psutil.Process, headers: dict[str, str], 
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)

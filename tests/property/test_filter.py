@@ -178,6 +178,29 @@ def test_what_is_refused(text: str, code: str) -> None:
     assert len(text) <= MAX_LENGTH or code == "filter.length"
 
 
+@pytest.mark.parametrize(
+    ("text", "value", "is_matching"),
+    [
+        # True equals 1 in Python, and False is less.
+        ("hp.lr < true", False, False),
+        ("hp.lr <= 1", True, False),
+        ("hp.lr = 1", True, False),
+        ("hp.lr in (1, 2)", True, False),
+        ("hp.lr in (true)", 1, False),
+        ("hp.lr in (true, 1)", 1, True),
+        ("hp.lr in (null, 2)", None, True),
+        ("hp.lr not in (2)", None, True),
+        ("hp.lr in (1.0)", 1, True),
+        ('hp.lr = "1"', 1, False),
+        ("hp.lr < inf", 10**400, True),
+        ("hp.lr = null", math.nan, True),
+    ],
+)
+def test_values_of_different_types(text: str, value: Any, is_matching: bool) -> None:
+    row = {"size": None, "name": None, "old": None, "tags": (), "hp": {"lr": value}}
+    assert parse_filter(text, FIELDS.find, NOW)(row) == is_matching
+
+
 def test_a_mistake_names_its_place_and_the_nearest_field() -> None:
     with pytest.raises(GanglineError, match=r"character 10: expected `and`, `or` or the end, found 'size'"):
         parse_filter("size = 1 size = 2", FIELDS.find, NOW)

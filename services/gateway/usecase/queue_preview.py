@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 from gangline.domain.experiment import QueueMove, ResourceChange
 from gangline.domain.settled.reading import settle
@@ -60,10 +61,18 @@ class Preview:
 
 
 class PreviewLimit:
-    """Bounds the processes of all callers."""
+    """Bounds the processes of all callers. A caller has one preview at a time, so others need not wait for many."""
 
     def __init__(self) -> None:
-        self.places = asyncio.Semaphore(AT_A_TIME)
+        self._places = asyncio.Semaphore(AT_A_TIME)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def enter(self, caller: str) -> AsyncIterator[None]:
+        """Waits until this caller may start a preview, and holds its place while the block lasts."""
+        turn = self._turns.setdefault(caller, asyncio.Lock())
+        async with turn, self._places:
+            yield
 
 
 class QueuePreview:
@@ -83,7 +92,7 @@ class QueuePreview:
         )
         before = answer.snapshot_json
         after = await off_loop(change_snapshot, before, experiment_id, change)
-        async with self._limit.places:
+        async with self._limit.enter(self._caller.name):
             plans = await asyncio.gather(_plan(before), _plan(after))
         old, new = (standings_of(plan) for plan in plans)
         return Preview(pool, compare(old, new, experiment_id), sum(bool(one.queue_place) for one in new.values()))

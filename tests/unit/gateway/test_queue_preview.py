@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 from typing import Any
@@ -14,6 +15,7 @@ from services.gateway.usecase.queue_preview import (
     NOWHERE,
     Difference,
     PlannedStanding,
+    PreviewLimit,
     change_snapshot,
     compare,
     standings_of,
@@ -100,3 +102,20 @@ def test_plans_are_compared_by_what_they_decide() -> None:
         Difference("3.1", waits, PlannedStanding(is_starting=True)),
         Difference("1.1", NOWHERE, PlannedStanding(is_stopping=True)),
     )
+
+
+async def test_many_previews_of_one_caller_leave_a_place_for_others() -> None:
+    limit, running, release = PreviewLimit(), 0, asyncio.Event()
+
+    async def preview() -> None:
+        nonlocal running
+        async with limit.enter("mallory"):
+            running += 1
+            await release.wait()
+
+    waiting = [asyncio.create_task(preview()) for _ in range(5)]
+    async with asyncio.timeout(5), limit.enter("alice"):
+        assert running <= 1
+    release.set()
+    await asyncio.gather(*waiting)
+    assert running == 5
