@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from gangline.domain.history import StoredMetrics
 from services.gateway.http import log_model
 
-# Sets of trials whose newest reports are kept, and reports of each.
+# Sets of trials whose newest reports are kept, and reports of each, and the length of their JSON. A report may have
+# thousands of metrics.
 MAX_FEEDS = 100
 MAX_KEPT = 500
-# A client that is further behind reads its series anew.
+MAX_KEPT_CHARACTERS = 500_000
+# Reports, and values in them, that are sent at once. A client that is further behind reads its series anew.
 MAX_BEHIND = 1000
+MAX_VALUES = 100_000
 # Least time between two readings of the same trials.
 FRESH_SECONDS = 0.1
 
@@ -27,8 +30,18 @@ class _Feed:
     floor_id: int
     head_id: int
     kept: deque[tuple[int, str]] = field(default_factory=deque)
+    num_characters: int = 0
     read_at: float = float("-inf")
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def keep(self, entry: tuple[int, str]) -> None:
+        self.kept.append(entry)
+        self.head_id = entry[0]
+        self.num_characters += len(entry[1])
+
+    def drop_oldest(self) -> None:
+        self.floor_id, text = self.kept.popleft()
+        self.num_characters -= len(text)
 
 
 class MetricsFeed:
@@ -36,8 +49,8 @@ class MetricsFeed:
         self._feeds: OrderedDict[tuple[str, ...], _Feed] = OrderedDict()
 
     async def since(self, trial_ids: tuple[str, ...], after_id: int, read: Read) -> list[tuple[int, str]] | None:
-        """Returns the reports after an id, each with its JSON; None if there are more than MAX_BEHIND. read: returns
-        reports of these trials after an id, at most so many."""
+        """Returns the reports after an id, each with its JSON; None if there are more than MAX_BEHIND, or with more
+        than MAX_VALUES. read: returns reports of these trials after an id, at most so many."""
         feed = self._feeds.get(trial_ids)
         if feed is None:
             feed = self._feeds[trial_ids] = _Feed(after_id, after_id)
@@ -49,7 +62,7 @@ class MetricsFeed:
         if after_id >= feed.floor_id:
             return [entry for entry in feed.kept if entry[0] > after_id]
         rows = await read(after_id, MAX_BEHIND + 1)
-        return None if len(rows) > MAX_BEHIND else [_entry(row) for row in rows]
+        return None if _is_too_much(rows) else [_entry(row) for row in rows]
 
     async def _refresh(self, feed: _Feed, read: Read) -> None:
         clock = asyncio.get_running_loop().time
@@ -61,16 +74,20 @@ class MetricsFeed:
             await asyncio.sleep(max(0.0, feed.read_at + FRESH_SECONDS - clock()))
             feed.read_at = clock()
             rows = await read(feed.head_id, MAX_BEHIND + 1)
-            if len(rows) > MAX_BEHIND:
+            if _is_too_much(rows):
                 # The readers of this feed are too far behind as well.
                 feed.kept.clear()
+                feed.num_characters = 0
                 feed.floor_id = feed.head_id = rows[-1].id
                 return
             for row in rows:
-                feed.kept.append(_entry(row))
-                feed.head_id = row.id
-            while len(feed.kept) > MAX_KEPT:
-                feed.floor_id = feed.kept.popleft()[0]
+                feed.keep(_entry(row))
+            while len(feed.kept) > MAX_KEPT or feed.num_characters > MAX_KEPT_CHARACTERS:
+                feed.drop_oldest()
+
+
+def _is_too_much(rows: Sequence[StoredMetrics]) -> bool:
+    return len(rows) > MAX_BEHIND or sum(len(row.point.metrics) for row in rows) > MAX_VALUES
 
 
 def _entry(row: StoredMetrics) -> tuple[int, str]:
