@@ -13,7 +13,7 @@ from tests.support.cluster import running_cluster
 COMMAND = str(Path(sys.executable).with_name("schemathesis"))
 # A request that fits the schema may still contradict itself, or name a pool that does not exist; the answer is 400.
 LEFT_OUT = "positive_data_acceptance"
-# Its answer never ends, so each request would last until its time is over. tests/integration/gateway/test_live.py has it.
+# Its answer never ends, so each request would last until its time is over; test_live.py has its refusals.
 ENDLESS = "/api/v1/stream"
 
 
