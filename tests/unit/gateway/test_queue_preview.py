@@ -105,17 +105,17 @@ def test_plans_are_compared_by_what_they_decide() -> None:
 
 
 async def test_many_previews_of_one_caller_leave_a_place_for_others() -> None:
-    limit, running, release = PreviewLimit(), 0, asyncio.Event()
+    limit, running, begun, release = PreviewLimit(), 0, asyncio.Event(), asyncio.Event()
 
     async def preview() -> None:
         nonlocal running
         async with limit.enter("mallory"):
             running += 1
+            begun.set()
             await release.wait()
 
     waiting = [asyncio.create_task(preview()) for _ in range(5)]
-    while not running:
-        await asyncio.sleep(0)
+    await begun.wait()
     async with asyncio.timeout(5), limit.enter("alice"):
         assert running == 1
     release.set()
