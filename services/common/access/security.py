@@ -161,21 +161,28 @@ def check_session_token(cluster_token: str, token: str, login_sha256: str, now: 
     return end
 
 
-def one_time_key(cluster_token: str, user: str, login_sha256: str, ends_at: int) -> str:
+def one_time_key(cluster_token: str, user: str, login_sha256: str, ends_at: int, session_ends_at: int) -> str:
     """Returns a key with which a browser opens one session of a user. It ends with the secret of the user's login, too.
 
-    login_sha256: a hash of that secret. ends_at: seconds since 1970.
+    login_sha256: a hash of that secret. ends_at, session_ends_at: of the key, and of the session at the latest, in
+    seconds since 1970.
     """
-    return f"{_KEY}:{ends_at}:{user}:{_sign_session(_KEY, cluster_token, user, login_sha256, ends_at)}"
+    holder = f"{session_ends_at}:{user}"
+    return f"{_KEY}:{ends_at}:{holder}:{_sign_session(_KEY, cluster_token, holder, login_sha256, ends_at)}"
 
 
-def check_one_time_key(cluster_token: str, key: str, login_sha256: str, now: float) -> int:
-    """Returns when the key ends, in seconds since 1970; `user_of_session` names its user. Whether it was used already
-    is not in it. Raises GanglineError `auth.key`."""
+def user_of_key(key: str) -> str:
+    """Returns the user whose key it claims to be; `check_one_time_key` verifies the claim."""
+    return user_of_session(key).partition(":")[2]
+
+
+def check_one_time_key(cluster_token: str, key: str, login_sha256: str, now: float) -> tuple[int, int]:
+    """Returns when the key ends, and when its session ends at the latest, in seconds since 1970. Whether it was used
+    already is not in it. Raises GanglineError `auth.key`."""
     end = _end_of_signed(cluster_token, key, login_sha256, now) if key.startswith(_KEY + ":") else None
     if end is None:
         raise key_over()
-    return end
+    return end, int(user_of_session(key).partition(":")[0])
 
 
 def key_over() -> GanglineError:
