@@ -27,11 +27,11 @@ _SERIOUS = ("serious", "critical")
 
 
 @contextmanager
-def running_browser() -> Iterator[Browser]:
+def running_browser(*flags: str) -> Iterator[Browser]:
     if shutil.which(CHROMIUM) is None:
         pytest.skip("Chromium is not installed (Debian's package chromium)")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=[*_FLAGS, *flags])
         yield browser
         browser.close()
 

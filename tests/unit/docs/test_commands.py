@@ -21,6 +21,7 @@ from tests.support.source import ROOT
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
 _BLOCK = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CALL = re.compile(r"\bcurl (?P<words>.+)")
+_VARIABLE = re.compile(r"(?P<name>[A-Z]+)='(?P<value>\{.*)'")
 # Where a page shows the form of a command, not the command: placeholders in brackets, or several commands in one line.
 _FORM = re.compile(r"\[|\.\.\.|<")
 _PROGRAM: Any = typer.main.get_command(assemble())
@@ -63,11 +64,18 @@ def test_every_command_of_a_page_is_one_of_the_program(page: str, words: list[st
     context.close()
 
 
-CALLS = [
-    (line, shlex.split(found["words"], comments=True))
-    for line in _lines(ROOT / "docs" / "http.md")
-    if (found := _CALL.search(line))
-]
+def _calls(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yields the calls, with the values of the variables that the page sets."""
+    values: dict[str, str] = {}
+    for line in _lines(page):
+        if found := _CALL.search(line):
+            words = shlex.split(found["words"], comments=True)
+            yield line, [re.sub(r"\$([A-Z]+)", lambda name: values.get(name[1], name[0]), word) for word in words]
+        elif found := _VARIABLE.fullmatch(line):
+            values[found["name"]] = found["value"]
+
+
+CALLS = list(_calls(ROOT / "docs" / "http.md"))
 _DESCRIPTION = describe_api()
 
 
@@ -84,20 +92,26 @@ def _find(method: str, path: str) -> dict[str, Any] | None:
 @pytest.mark.parametrize(("line", "words"), CALLS, ids=[line[:70] for line, _ in CALLS])
 def test_every_call_of_the_http_page_is_one_of_the_gateway(line: str, words: list[str]) -> None:
     method, body, url = "GET", "", ""
+    # With it, curl sends the words of `-d` as the query.
+    is_query = any(re.fullmatch("-[a-zA-Z]*G[a-zA-Z]*", word) for word in words)
+    query: list[str] = []
     for flag, word in zip(["", *words], words, strict=False):
         if flag == "-X":
             method = word
+        elif is_query and flag in ("-d", "--data-urlencode"):
+            query.append(word)
         elif flag == "-d":
             method, body = ("POST" if method == "GET" else method), word
         elif flag == "-sT":
             method = "PUT"
         elif word.startswith("$GATEWAY"):
             url = word.removeprefix("$GATEWAY")
-    path, _, query = url.partition("?")
+    path, _, typed = url.partition("?")
+    query += typed.split("&")
     operation = _find(method, path)
     assert operation is not None, f"{method} {path} is no call"
     known = {parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"}
-    assert {part.partition("=")[0] for part in query.split("&") if part} <= known, line
+    assert {part.partition("=")[0] for part in query if part} <= known, line
     if body and body != "@-":
         schema = operation["requestBody"]["content"]["application/json"]["schema"]
         jsonschema_rs.validate({**schema, "components": _DESCRIPTION["components"]}, json.loads(body))

@@ -160,7 +160,10 @@ def test_the_changes_that_take_their_request_id_from_a_header() -> None:
         if method != "get" and path.startswith(tuple(f"/api/v1/{topic}" for topic in topics))
     }
     experiment = "/api/v1/experiments"
-    others = {experiment, f"{experiment}/{{experiment_id}}/continue", f"{experiment}/{{experiment_id}}/move"}
+    others = {
+        experiment,
+        *(f"{experiment}/{rest}" for rest in ("bulk", "{experiment_id}/continue", "{experiment_id}/move")),
+    }
     assert keyed == changes | {("post", path) for path in others}
 
 

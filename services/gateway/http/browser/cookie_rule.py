@@ -4,7 +4,8 @@ A task's pages (`/proxy/ID/`) have the origin of the gateway, so the origin alon
 Their policy lets them connect to their own task alone (`tunnel/proxy_rule.py`). So a request that only a script can
 make, which has our header, is our page's. A task's page can still open an address of the gateway in a window. It would
 act through that window with our origin, so every answer that is not a task's has a policy of its own, and is cut off
-from the window that opened it.
+from the window that opened it. Browsers do the latter over https and for their own machine alone; elsewhere a task's
+pages open no windows.
 """
 
 from __future__ import annotations
