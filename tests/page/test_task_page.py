@@ -13,7 +13,6 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.support import stand_in_jupyter
-from tests.support.browser import running_browser
 from tests.support.cluster import Cluster, running_cluster
 
 HOSTS = ("127.0.0.1", "gateway.example")
@@ -37,12 +36,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def notebook(cluster: Cluster) -> str:
     """The address of a notebook that runs, with its token."""
     return cluster.run("notebook", "start", "--no-browser").stdout.strip()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with running_browser("--host-resolver-rules=MAP gateway.example 127.0.0.1") as started:
-        yield started
 
 
 @pytest.fixture(params=HOSTS)

@@ -60,9 +60,9 @@ async def _answer(head: str, reader: asyncio.StreamReader, writer: asyncio.Strea
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
         await writer.drain()
     elif name in _FILES:
-        kind, text = _FILES[name]
-        size = f"Content-Length: {len(text)}\r\nCross-Origin-Opener-Policy: same-origin\r\n"
-        writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n{size}\r\n{text}".encode())
+        kind, content = _FILES[name]
+        size = f"Content-Length: {len(content)}\r\nCross-Origin-Opener-Policy: same-origin\r\n"
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n{size}\r\n{content}".encode())
         await writer.drain()
     elif name == "die":
         os._exit(3)

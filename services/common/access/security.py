@@ -34,7 +34,7 @@ _PURPOSES = {
 _DETERMINED_TOKEN, _OWN_TOKEN = "det_", "gangline_"
 _ACCESS_PURPOSE = b"gangline access token v1:"
 # Of a session or a key, behind the last colon.
-_NONCE_DIGITS, _SIGNATURE_DIGITS = 16, 64
+_NONCE_BYTES, _SIGNATURE_DIGITS = 8, 64
 _MIN_TOKEN_LENGTH = 16
 
 
@@ -142,7 +142,7 @@ def session_token(cluster_token: str, user: str, login_sha256: str, ends_at: int
     login_sha256: a hash of that secret. ends_at: seconds since 1970.
     """
     kind = _DETERMINED_SESSION if is_determined else _OWN_SESSION
-    return _signed(kind, cluster_token, user, login_sha256, ends_at, secrets.token_hex(_NONCE_DIGITS // 2))
+    return _signed(kind, cluster_token, user, login_sha256, ends_at=ends_at, nonce=secrets.token_hex(_NONCE_BYTES))
 
 
 def is_session_token(token: str) -> bool:
@@ -170,7 +170,7 @@ def one_time_key(cluster_token: str, user: str, login_sha256: str, ends_at: int,
     seconds since 1970.
     """
     holder = f"{session_ends_at}:{user}"
-    return _signed(_KEY, cluster_token, holder, login_sha256, ends_at, secrets.token_hex(_NONCE_DIGITS // 2))
+    return _signed(_KEY, cluster_token, holder, login_sha256, ends_at=ends_at, nonce=secrets.token_hex(_NONCE_BYTES))
 
 
 def user_of_key(key: str) -> str:
@@ -200,7 +200,8 @@ def _end_of_signed(cluster_token: str, token: str, login_sha256: str, now: float
     if ends_at.isdecimal() and ends_at.isascii() and len(ends_at) < _MIN_TOKEN_LENGTH and now < int(ends_at):
         # Sessions that earlier versions opened have a signature alone.
         nonce = token.rpartition(":")[2][:-_SIGNATURE_DIGITS]
-        expected = _signed(kind, cluster_token, user_of_session(token), login_sha256, int(ends_at), nonce)
+        holder = user_of_session(token)
+        expected = _signed(kind, cluster_token, holder, login_sha256, ends_at=int(ends_at), nonce=nonce)
         if login_sha256 and is_same_token(token, expected):
             return int(ends_at)
     return None
@@ -210,7 +211,7 @@ def session_over() -> GanglineError:
     return unauthenticated("auth.session", "this session has ended, or is none of this cluster; log in again")
 
 
-def _signed(kind: str, cluster_token: str, holder: str, login_sha256: str, ends_at: int, nonce: str) -> str:
+def _signed(kind: str, cluster_token: str, holder: str, login_sha256: str, *, ends_at: int, nonce: str) -> str:
     """Returns a token. nonce: sets those of one second apart, so that one of them ends alone."""
     text = f"{ends_at}:{login_sha256}:{holder}" + (f":{nonce}" if nonce else "")
     signature = hmac.new(cluster_token.encode(), _PURPOSES[kind] + text.encode(), hashlib.sha256).hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2 as _scheduler_pb2  # noqa: F401 - the stand-in leader answers in its messages
 from services.common import keys
 from services.common.access.password import SALT_BYTES, store_password
-from services.common.access.security import hash_token
+from services.common.access.security import as_password, hash_token
 from services.common.etcd import EtcdClient, EtcdSettings, Put
 from services.gateway.mirror import auth
 from services.gateway.program import run_gateway
@@ -131,15 +132,15 @@ async def test_what_ends_all_sessions_and_keys_of_a_user(
     async with browser(client) as http, browser(client) as another:
         await sign_in(http)
         await sign_in(another)
-        user = {"name": "alice", "token_sha256": hash_token(USER_TOKEN), "login_sha256": hash_token("x")}
+        user = User("alice", hash_token(USER_TOKEN), login_sha256=hash_token(as_password(USER_TOKEN)))
         if end == "everywhere":
             answer = await http.delete("/api/v1/session", params={"everywhere": True})
             assert (answer.status_code, "Max-Age=0" in answer.headers["set-cookie"]) == (200, True)
         elif end == "deactivated":
-            await etcd.commit([Put(keys.user("alice"), wire.encode(User(**user, is_deactivated=True)))])
+            await etcd.commit([Put(keys.user("alice"), wire.encode(replace(user, is_deactivated=True)))])
         else:
             stored = store_password(hash_password("a-new-password"), b"s" * SALT_BYTES)
-            await etcd.commit([Put(keys.user("alice"), wire.encode(User(**user, password_hash=stored)))])
+            await etcd.commit([Put(keys.user("alice"), wire.encode(replace(user, password_hash=stored)))])
 
         async def is_over() -> bool:
             return (await another.get("/api/v1/me")).status_code == 401
