@@ -34,5 +34,5 @@ def test_key_is_in_no_word_of_the_browsers_process(tmp_path: Path, monkeypatch: 
 def test_a_folder_that_takes_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "home").write_text("a file")
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
-    with pytest.raises(GanglineError, match="cannot write .*/home/open.html"):
+    with pytest.raises(GanglineError, match=r"cannot write .*/home/open\.html"):
         open_privately("http://gpu1/")
