@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
 
 from tests.support.source import ROOT
 
@@ -32,6 +32,8 @@ _SERIOUS = ("serious", "critical")
 def running_browser() -> Iterator[Browser]:
     if shutil.which(CHROMIUM) is None:
         pytest.skip("Chromium is not installed (Debian's package chromium)")
+    # A machine under load takes long to draw.
+    expect.set_options(timeout=20_000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS)
         yield browser

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import uvicorn
 
+from tests.support.gateway import NO_TLS
 from tests.support.wait import until_sync
 
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer"})
@@ -39,7 +40,9 @@ class _App:
             message = await receive()
             body += message.get("body", b"")
             is_open = message.get("more_body", False)
-        self._client = self._client or httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None))
+        self._client = self._client or httpx.AsyncClient(
+            timeout=None, verify=NO_TLS, limits=httpx.Limits(max_connections=None)
+        )
         headers = [pair for pair in scope["headers"] if pair[0] not in _HOP_BY_HOP]
         headers += [(b"x-forwarded-for", scope["client"][0].encode()), (b"x-forwarded-proto", self._scheme.encode())]
         query = scope["query_string"].decode("latin-1")
