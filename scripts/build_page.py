@@ -27,9 +27,7 @@ def main(arguments: list[str]) -> int:
         return 0
     problem = install_packages()
     if problem:
-        print(f"page: cannot install its packages: {problem}")
-        print("page: went on without it; the gateway serves the API, and says at its address how to build the page")
-        return 1 if "--require" in arguments else 0
+        return _miss(problem, is_required="--require" in arguments)
     done = run_tool("vite", "build", "--logLevel", "warn")
     if done.returncode:
         print(f"page: the build failed:\n{done.stdout}{done.stderr}")
@@ -44,6 +42,18 @@ def main(arguments: list[str]) -> int:
         return 1
     _STAMP.write_text(wanted)
     return 0
+
+
+def _miss(problem: str, *, is_required: bool) -> int:
+    """Says in one line that the packages cannot be installed, and what follows. Returns the exit status."""
+    if is_required:
+        end = "and the wheel must contain it; no wheel is built"
+    elif (STATIC / "index.html").exists():
+        end = "so it stays as it was built before"
+    else:
+        end = "so setup went on without it; the gateway serves the API, and says at its address how to build the page"
+    print(f"page: cannot install the packages that build it ({problem}), {end}")
+    return 1 if is_required else 0
 
 
 def _sources() -> list[Path]:

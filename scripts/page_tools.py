@@ -16,6 +16,10 @@ MODULES = PAGE / "node_modules"
 STATIC = ROOT / "services/gateway/http/browser/static"
 # Of the packages, beside them.
 _STAMP = MODULES / ".lock-stamp"
+# By itself npm waits for minutes for a registry that does not answer.
+_PATIENCE = (
+    "--fetch-retries=2", "--fetch-retry-mintimeout=1000", "--fetch-retry-maxtimeout=3000", "--fetch-timeout=60000",
+)  # fmt: skip
 _DOCUMENT = MODULES / ".openapi.json"
 TYPES = PAGE / "src/api/schema.d.ts"
 
@@ -50,7 +54,7 @@ def install_packages() -> str:
     if _STAMP.exists() and _STAMP.read_text() == wanted:
         return ""
     npm = find_node().parent.parent / "lib/node_modules/npm/bin/npm-cli.js"
-    done = run_node([npm, "ci", "--loglevel=error"])
+    done = run_node([npm, "ci", "--loglevel=error", *_PATIENCE])
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("npm error")]
         return next((line for line in lines if " code " not in line), done.stderr.strip()[-200:])

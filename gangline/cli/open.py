@@ -36,9 +36,9 @@ def open_page(
     show({"address": address, "ends_at": key.ends_at}, is_json, lambda: [address])
     if only_print or is_json:
         return
-    import webbrowser  # noqa: PLC0415 - `up` needs none of it
+    from gangline.cli.browser import open_privately  # noqa: PLC0415 - `up` needs none of it
 
-    if not webbrowser.open(address):
+    if not open_privately(address):
         say(["no browser could be opened here; open the address yourself, within 10 minutes"])
 
 

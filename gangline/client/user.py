@@ -32,9 +32,13 @@ class UserMethods(ClusterCalls):
         answer = self._connection.call(self._stub.LogIn, request)
         return Session(answer.token, answer.ends_at, from_proto(UserView, answer.user))
 
-    def log_out(self) -> None:
-        """Ends the session with whose token this client calls. Changes nothing for a token of another kind."""
-        self._connection.call(self._stub.LogOut, user_pb2.LogOutRequest(request_id=new_request_id()))
+    def log_out(self, *, is_everywhere: bool = False) -> None:
+        """Ends the session with whose token this client calls. Changes nothing for a token of another kind.
+
+        is_everywhere: ends all sessions of this client's user, in browsers too. Access tokens stay.
+        """
+        request = user_pb2.LogOutRequest(request_id=new_request_id(), is_everywhere=is_everywhere)
+        self._connection.call(self._stub.LogOut, request)
 
     def create_key(self) -> OneTimeKey:
         """Makes a key with which a browser opens one session of this client's user, within 10 minutes. Raises

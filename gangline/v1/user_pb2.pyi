@@ -293,13 +293,17 @@ class LogOutRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    IS_EVERYWHERE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
+    is_everywhere: builtins.bool
+    """Ends all sessions of the caller and not the present one alone. Access tokens stay."""
     def __init__(
         self,
         *,
         request_id: builtins.str = ...,
+        is_everywhere: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_everywhere", b"is_everywhere", "request_id", b"request_id"]) -> None: ...
 
 Global___LogOutRequest: typing_extensions.TypeAlias = LogOutRequest
 
@@ -672,10 +676,13 @@ class SchedulerServiceEndSessionRequest(google.protobuf.message.Message):
     SESSION_SHA256_FIELD_NUMBER: builtins.int
     ENDS_AT_FIELD_NUMBER: builtins.int
     USER_FIELD_NUMBER: builtins.int
+    IS_EVERYWHERE_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     session_sha256: builtins.str
     ends_at: builtins.float
     user: builtins.str
+    is_everywhere: builtins.bool
+    """Ends all sessions and one-time keys of the user in place of one."""
     def __init__(
         self,
         *,
@@ -683,8 +690,9 @@ class SchedulerServiceEndSessionRequest(google.protobuf.message.Message):
         session_sha256: builtins.str = ...,
         ends_at: builtins.float = ...,
         user: builtins.str = ...,
+        is_everywhere: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ends_at", b"ends_at", "request_id", b"request_id", "session_sha256", b"session_sha256", "user", b"user"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ends_at", b"ends_at", "is_everywhere", b"is_everywhere", "request_id", b"request_id", "session_sha256", b"session_sha256", "user", b"user"]) -> None: ...
 
 Global___SchedulerServiceEndSessionRequest: typing_extensions.TypeAlias = SchedulerServiceEndSessionRequest
 
@@ -693,13 +701,17 @@ class SchedulerServiceEndSessionResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REVISION_FIELD_NUMBER: builtins.int
+    WAS_ENDED_FIELD_NUMBER: builtins.int
     revision: builtins.int
+    was_ended: builtins.bool
+    """Whether it had ended before, so that a one-time key opens one session."""
     def __init__(
         self,
         *,
         revision: builtins.int = ...,
+        was_ended: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["revision", b"revision", "was_ended", b"was_ended"]) -> None: ...
 
 Global___SchedulerServiceEndSessionResponse: typing_extensions.TypeAlias = SchedulerServiceEndSessionResponse
 

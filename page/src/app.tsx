@@ -86,10 +86,15 @@ function Header() {
         <ThemeChoice />
         {user.value ? (
           <>
-            <span class="user">
-              {user.value.displayName || user.value.username}
-              {user.value.admin ? " (administrator)" : ""}
-            </span>
+            <details class="user">
+              <summary>
+                {user.value.displayName || user.value.username}
+                {user.value.admin ? " (administrator)" : ""}
+              </summary>
+              <button type="button" onClick={() => signOut(true).catch(complain)}>
+                Sign out everywhere
+              </button>
+            </details>
             <button type="button" onClick={() => signOut().catch(complain)}>
               Sign out
             </button>

@@ -27,6 +27,8 @@ export async function loadUser(): Promise<void> {
       setTimeout(loadUser, 2000);
     } else {
       user.value = null;
+      // No login changes that, so the view says what does.
+      if (failure.code === "auth.two_sessions") notice.value = failure.message;
     }
   }
 }
@@ -53,8 +55,9 @@ export async function signInByKey(key: string, path: string): Promise<void> {
   }
 }
 
-export async function signOut(): Promise<void> {
-  const query = new URLSearchParams({ basePath: basePath() });
+/** isEverywhere: ends all sessions of the user, in other browsers too. */
+export async function signOut(isEverywhere = false): Promise<void> {
+  const query = new URLSearchParams({ basePath: basePath(), everywhere: String(isEverywhere) });
   await send(`${basePath()}api/v1/session?${query}`, { method: "DELETE" });
   wanted = "/";
   user.value = null;

@@ -33,6 +33,21 @@ def test_a_password_opens_the_page_that_was_asked_for(browser: Browser, cluster:
         expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
+def test_signing_out_everywhere_ends_the_session_of_another_browser(
+    page: Page, browser: Browser, cluster: Cluster
+) -> None:
+    with window(browser) as other:
+        other.goto(cluster.run("open", "--print").stdout.strip())
+        expect(other.get_by_role("heading", name="Home")).to_be_visible()
+        other.get_by_text("admin (administrator)").click()
+        other.get_by_role("button", name="Sign out everywhere").click()
+        expect(other.get_by_role("heading", name="Sign in")).to_be_visible()
+    page.goto(cluster.http_url)
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    # The token of the command line goes on.
+    assert cluster.read("user", "whoami")["name"] == "admin"
+
+
 def test_an_address_signs_in_once(browser: Browser, cluster: Cluster) -> None:
     address = cluster.run("open", "--print").stdout.strip()
     with window(browser) as page:

@@ -2,7 +2,8 @@
 
 Below its base_url: `echo` answers with the request's head and body, `cookie` sets cookies and headers for the whole
 origin, `endless` sends until the reader goes, `sent` says how many bytes of that went out, `half` breaks its answer
-off, `die` ends the program. A request that asks for an upgrade gets one, and then its own bytes back.
+off, `page` is an empty page for a browser, `worker.js` a script that fetches what it is told to, `die` ends the
+program. A request that asks for an upgrade gets one, and then its own bytes back.
 """
 
 from __future__ import annotations
@@ -16,6 +17,15 @@ _COOKIES = (
     "Set-Cookie: a=1; Path=/\r\nSet-Cookie: gangline_proxy=stolen; Path=/\r\n"
     "Service-Worker-Allowed: /\r\nX-Accel-Redirect: /etc/x\r\n"
 )
+# A page of a hostile task would try to be of the gateway's page by this header (in _answer).
+_FILES = {
+    "page": ("text/html", "<!doctype html><title>Task</title><h1>Task</h1>"),
+    "worker.js": (
+        "text/javascript",
+        "onmessage = (asked) => fetch(asked.data, { headers: { 'X-Gangline-Page': '1' } })"
+        ".then((answer) => postMessage(answer.status), () => postMessage('refused'));",
+    ),
+}
 num_sent = 0
 
 
@@ -48,6 +58,11 @@ async def _answer(head: str, reader: asyncio.StreamReader, writer: asyncio.Strea
             num_sent += 1 << 16
     elif name == "half":
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
+        await writer.drain()
+    elif name in _FILES:
+        kind, content = _FILES[name]
+        size = f"Content-Length: {len(content)}\r\nCross-Origin-Opener-Policy: same-origin\r\n"
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n{size}\r\n{content}".encode())
         await writer.drain()
     elif name == "die":
         os._exit(3)

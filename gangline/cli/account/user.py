@@ -133,12 +133,17 @@ def rename(
 
 
 @app.command()
-def logout(is_json: Json = False) -> None:
+def logout(
+    is_json: Json = False,
+    is_everywhere: Annotated[
+        bool, typer.Option("--everywhere", help="End all your sessions, in browsers too; tokens stay.")
+    ] = False,
+) -> None:
     """End the session that gangline login --user has opened, and forget the login."""
     from gangline.login import remove_login  # noqa: PLC0415 - one command needs it
 
     with connect() as client:
-        client.log_out()
+        client.log_out(is_everywhere=is_everywhere)
         is_removed = remove_login(client.login.token)
     where = "and the login is removed" if is_removed else "the login file is of another login, and stays"
     show({"is_login_removed": is_removed}, is_json, lambda: [f"logged out; {where}"])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-import webbrowser
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gangline.cli.browser import open_privately
 from gangline.cli.option_record import spread
 from gangline.cli.output.terminal import mention, say
 from gangline.cli.shared import ExperimentId, connect, new_group, say_on_interrupt
@@ -55,7 +55,7 @@ def _open(client: Client, number: int, *, is_quiet: bool) -> None:
     url = f"http://{host}{access.path}"
     say([url])
     if not is_quiet:
-        webbrowser.open(url)
+        open_privately(url)
 
 
 def await_task(client: Client, number: int, kind_name: str) -> TaskAccess:

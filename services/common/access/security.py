@@ -33,6 +33,8 @@ _PURPOSES = {
 }
 _DETERMINED_TOKEN, _OWN_TOKEN = "det_", "gangline_"
 _ACCESS_PURPOSE = b"gangline access token v1:"
+# Of a session or a key, behind the last colon.
+_NONCE_BYTES, _SIGNATURE_DIGITS = 8, 64
 _MIN_TOKEN_LENGTH = 16
 
 
@@ -140,7 +142,7 @@ def session_token(cluster_token: str, user: str, login_sha256: str, ends_at: int
     login_sha256: a hash of that secret. ends_at: seconds since 1970.
     """
     kind = _DETERMINED_SESSION if is_determined else _OWN_SESSION
-    return f"{kind}:{ends_at}:{user}:{_sign_session(kind, cluster_token, user, login_sha256, ends_at)}"
+    return _signed(kind, cluster_token, user, login_sha256, ends_at=ends_at, nonce=secrets.token_hex(_NONCE_BYTES))
 
 
 def is_session_token(token: str) -> bool:
@@ -161,21 +163,28 @@ def check_session_token(cluster_token: str, token: str, login_sha256: str, now: 
     return end
 
 
-def one_time_key(cluster_token: str, user: str, login_sha256: str, ends_at: int) -> str:
+def one_time_key(cluster_token: str, user: str, login_sha256: str, ends_at: int, session_ends_at: int) -> str:
     """Returns a key with which a browser opens one session of a user. It ends with the secret of the user's login, too.
 
-    login_sha256: a hash of that secret. ends_at: seconds since 1970.
+    login_sha256: a hash of that secret. ends_at, session_ends_at: of the key, and of the session at the latest, in
+    seconds since 1970.
     """
-    return f"{_KEY}:{ends_at}:{user}:{_sign_session(_KEY, cluster_token, user, login_sha256, ends_at)}"
+    holder = f"{session_ends_at}:{user}"
+    return _signed(_KEY, cluster_token, holder, login_sha256, ends_at=ends_at, nonce=secrets.token_hex(_NONCE_BYTES))
 
 
-def check_one_time_key(cluster_token: str, key: str, login_sha256: str, now: float) -> int:
-    """Returns when the key ends, in seconds since 1970; `user_of_session` names its user. Whether it was used already
-    is not in it. Raises GanglineError `auth.key`."""
+def user_of_key(key: str) -> str:
+    """Returns the user whose key it claims to be; `check_one_time_key` verifies the claim."""
+    return user_of_session(key).partition(":")[2]
+
+
+def check_one_time_key(cluster_token: str, key: str, login_sha256: str, now: float) -> tuple[int, int]:
+    """Returns when the key ends, and when its session ends at the latest, in seconds since 1970. Whether it was used
+    already is not in it. Raises GanglineError `auth.key`."""
     end = _end_of_signed(cluster_token, key, login_sha256, now) if key.startswith(_KEY + ":") else None
     if end is None:
         raise key_over()
-    return end
+    return end, int(user_of_session(key).partition(":")[0])
 
 
 def key_over() -> GanglineError:
@@ -189,9 +198,11 @@ def _end_of_signed(cluster_token: str, token: str, login_sha256: str, now: float
     kind, _, rest = token.partition(":")
     ends_at = rest.partition(":")[0]
     if ends_at.isdecimal() and ends_at.isascii() and len(ends_at) < _MIN_TOKEN_LENGTH and now < int(ends_at):
-        user = user_of_session(token)
-        signature = _sign_session(kind, cluster_token, user, login_sha256, int(ends_at))
-        if login_sha256 and is_same_token(token, f"{kind}:{int(ends_at)}:{user}:{signature}"):
+        # Sessions that earlier versions opened have a signature alone.
+        nonce = token.rpartition(":")[2][:-_SIGNATURE_DIGITS]
+        holder = user_of_session(token)
+        expected = _signed(kind, cluster_token, holder, login_sha256, ends_at=int(ends_at), nonce=nonce)
+        if login_sha256 and is_same_token(token, expected):
             return int(ends_at)
     return None
 
@@ -200,9 +211,11 @@ def session_over() -> GanglineError:
     return unauthenticated("auth.session", "this session has ended, or is none of this cluster; log in again")
 
 
-def _sign_session(kind: str, cluster_token: str, user: str, login_sha256: str, ends_at: int) -> str:
-    message = _PURPOSES[kind] + f"{ends_at}:{login_sha256}:{user}".encode()
-    return hmac.new(cluster_token.encode(), message, hashlib.sha256).hexdigest()
+def _signed(kind: str, cluster_token: str, holder: str, login_sha256: str, *, ends_at: int, nonce: str) -> str:
+    """Returns a token. nonce: sets those of one second apart, so that one of them ends alone."""
+    text = f"{ends_at}:{login_sha256}:{holder}" + (f":{nonce}" if nonce else "")
+    signature = hmac.new(cluster_token.encode(), _PURPOSES[kind] + text.encode(), hashlib.sha256).hexdigest()
+    return f"{kind}:{ends_at}:{holder}:{nonce}{signature}"
 
 
 def _sign(cluster_token: str, holder_id: str, purpose: bytes = _ALLOCATION_PURPOSE) -> str:

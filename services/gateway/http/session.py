@@ -51,29 +51,41 @@ async def post_session(body: NewSession, request: Request, open_cases: Open) -> 
     requests that the cookie authorises, except a visit to an address. Programs use a token."""
     if bool(body.key) == bool(body.username):
         raise invalid("session.one_of", "give either username and password, or a one-time key")
+    peer = request.client.host if request.client is not None else ""
     if body.key:
-        bundle = bundle_of(request)
-        session = await bundle.of(open_cases.logins.identify_key(body.key)).users.use_key(body.key)
+        caller = open_cases.logins.identify_key(body.key, peer)
+        session = await bundle_of(request).of(caller).users.use_key(body.key)
     else:
-        peer = request.client.host if request.client is not None else ""
         session = await open_cases.logins.log_in(body.username, hash_password(body.password), peer)
     answer = UserAnswer(user=User.model_validate(session.user))
     return _with_cookie(answer, session, body.base_path, request)  # type: ignore[return-value]  # the answer's JSON
 
 
 @router.delete("/session")
-async def delete_session(request: Request, response: Response, cases: Cases, basePath: str = "/") -> SessionEnd:  # noqa: N803  the API's names are in camel case
-    """Ends the caller's session at every gateway, and removes its cookie. basePath: as for the login."""
-    await cases.users.log_out(request.state.token or "")
+async def delete_session(
+    request: Request,
+    response: Response,
+    cases: Cases,
+    basePath: str = "/",  # noqa: N803  the API's names are in camel case
+    *,
+    everywhere: bool = False,
+) -> SessionEnd:
+    """Ends the caller's session at every gateway, and removes its cookie. basePath: as for the login. everywhere: ends
+    all sessions of the caller, but no access token."""
+    if everywhere:
+        await cases.users.log_out_everywhere()
+    else:
+        await cases.users.log_out(request.state.token or "")
     is_secure = request.url.scheme == "https"
     response.headers["set-cookie"] = make_cookie("-", basePath, 0, is_secure=is_secure)
     return SessionEnd()
 
 
 @router.post("/session/keys")
-async def post_key(cases: Cases) -> OneTimeKeyAnswer:
-    """Makes a key that opens one session of the caller in a browser within 10 minutes, at GATEWAY/enter#key=KEY."""
-    return OneTimeKeyAnswer(key=OneTimeKey.model_validate(cases.users.create_key()))
+async def post_key(request: Request, cases: Cases) -> OneTimeKeyAnswer:
+    """Makes a key that opens one session of the caller in a browser within 10 minutes, at GATEWAY/enter#key=KEY. A key
+    that a session makes opens one that ends no later."""
+    return OneTimeKeyAnswer(key=OneTimeKey.model_validate(cases.users.create_key(request.state.token or "")))
 
 
 def _with_cookie(answer: Answer, session: Session, base_path: str, request: Request) -> JSONResponse:

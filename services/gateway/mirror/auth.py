@@ -9,6 +9,7 @@ whatever ends them holds from the moment at which the mirror has seen it.
 
 from __future__ import annotations
 
+import math
 import time
 
 from gangline.domain.user import CLUSTER_NAME, AccessToken, User, inactive_user
@@ -28,6 +29,7 @@ from services.common.access.security import (
     one_time_key,
     session_over,
     session_token,
+    user_of_key,
     user_of_session,
 )
 from services.common.server import Principal
@@ -45,8 +47,6 @@ class Authenticator:
     def __init__(self, mirror: Watched, cluster_token: str) -> None:
         self._mirror = mirror
         self._cluster_token = cluster_token
-        # Keys whose use is being stored, by their sha256.
-        self._keys_in_use: set[str] = set()
 
     async def authenticate(self, method: str, token: str | None) -> Principal:
         """Authenticates a call for the gRPC server, which calls this for every method."""
@@ -72,44 +72,42 @@ class Authenticator:
             return CLUSTER
         return self._identify_user(hash_token(token))
 
-    def open_session(self, user: User, *, is_determined: bool) -> tuple[str, int]:
+    def open_session(self, user: User, *, is_determined: bool, ends_before: float = math.inf) -> tuple[str, int]:
         """Returns the token of a new session of a user who has given the right password, and when it ends in Unix
         seconds."""
-        ends_at = int(time.time()) + SESSION_SECONDS
+        # A session that began in the second in which all of them ended would have ended, too.
+        begins_at = max(int(time.time()), math.ceil(user.sessions_since))
+        ends_at = int(min(begins_at + SESSION_SECONDS, ends_before))
         token = session_token(self._cluster_token, user.name, _login_hash(user), ends_at, is_determined=is_determined)
         return token, ends_at
 
-    def make_key(self, principal: Principal) -> tuple[str, int]:
-        """Returns a key that opens one session of the user, and when it ends in Unix seconds. Raises GanglineError
-        `auth.no_user` for a caller who is no user."""
+    def make_key(self, principal: Principal, token: str) -> tuple[str, int]:
+        """Returns a key that opens one session of the user, and when it ends in Unix seconds.
+
+        token: the caller's. Where it is a session's, the new one ends with it, so no session prolongs itself. Raises
+        GanglineError `auth.no_user` for a caller who is no user.
+        """
         user = self._find_user(principal.name) if principal.kind == "user" else None
         if user is None:
             raise invalid("auth.no_user", "the cluster's own token opens no session; use the token of a user")
-        ends_at = int(time.time()) + KEY_SECONDS
-        return one_time_key(self._cluster_token, user.name, _login_hash(user), ends_at), ends_at
+        ends_at = max(int(time.time()), math.ceil(user.sessions_since)) + KEY_SECONDS
+        session = self.read_session(token)
+        session_ends_at = session[1] if session is not None else ends_at + SESSION_SECONDS
+        return one_time_key(self._cluster_token, user.name, _login_hash(user), ends_at, session_ends_at), ends_at
 
-    def check_key(self, key: str) -> tuple[User, int]:
-        """Returns the user of a key that was not used, and when it ends. Raises GanglineError `auth.key`,
+    def check_key(self, key: str) -> tuple[User, int, int]:
+        """Returns the user of a key that was not used as far as this gateway knows, when the key ends, and when its
+        session ends at the latest. The leader decides whether it was used. Raises GanglineError `auth.key`,
         `auth.inactive`."""
-        user = self._find_user(user_of_session(key))
-        ends_at = check_one_time_key(self._cluster_token, key, _login_hash(user) if user else "", time.time())
+        user = self._find_user(user_of_key(key))
+        ends_at, session_ends_at = check_one_time_key(
+            self._cluster_token, key, _login_hash(user) if user else "", time.time()
+        )
         assert user is not None, "a user that is not there has no valid key"
         if _is_ended(user, key) or ends_at - KEY_SECONDS < user.sessions_since:
             raise key_over()
         principal_of(user)
-        return user, ends_at
-
-    def take_key(self, key: str) -> tuple[User, int]:
-        """Does the same as `check_key`, and refuses the key meanwhile: two requests at once open one session. The
-        caller stores that it was used, and then calls `release_key`."""
-        found = self.check_key(key)
-        if hash_token(key) in self._keys_in_use:
-            raise key_over()
-        self._keys_in_use.add(hash_token(key))
-        return found
-
-    def release_key(self, key: str) -> None:
-        self._keys_in_use.discard(hash_token(key))
+        return user, ends_at, session_ends_at
 
     def read_session(self, token: str) -> tuple[str, int] | None:
         """Returns the user of a session that is open, and when it ends in Unix seconds; None for other tokens. Raises

@@ -23,11 +23,13 @@ class UserCalls(BoundCalls):
 
     async def LogOut(self, request: pb.LogOutRequest, context: Context) -> pb.LogOutResponse:
         token = find_token(context.invocation_metadata()) or ""
-        await self._cases(request).users.log_out(token)
+        users = self._cases(request).users
+        await (users.log_out_everywhere() if request.is_everywhere else users.log_out(token))
         return pb.LogOutResponse()
 
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Context) -> pb.CreateKeyResponse:
-        return pb.CreateKeyResponse(key=wire.to_proto(self._cases(request).users.create_key()))
+        token = find_token(context.invocation_metadata()) or ""
+        return pb.CreateKeyResponse(key=wire.to_proto(self._cases(request).users.create_key(token)))
 
     async def GetMe(self, request: pb.GetMeRequest, context: Context) -> pb.GetMeResponse:
         return pb.GetMeResponse(user=wire.to_proto(self._cases(request).users.me()))

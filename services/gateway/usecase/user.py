@@ -28,7 +28,7 @@ from gangline.protocol import wire
 from gangline.v1 import user_pb2
 from services.common import keys
 from services.common.access.password import SALT_BYTES, store_password
-from services.common.access.security import access_token, hash_token
+from services.common.access.security import access_token, hash_token, key_over
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.auth import CLUSTER, Authenticator
 from services.gateway.mirror.caller import Caller
@@ -54,23 +54,30 @@ class Users:
         request = user_pb2.SchedulerServiceEndSessionRequest(session_sha256=hash_token(token), ends_at=session[1])
         await self._leader.change(self._caller, lambda scheduler: scheduler.EndSession, request)
 
-    def create_key(self) -> OneTimeKey:
-        """Returns a key that opens one session of the caller in a browser. Raises GanglineError `auth.no_user`."""
-        key, ends_at = self._authenticator.make_key(self._caller.principal)
+    async def log_out_everywhere(self) -> None:
+        """Ends all sessions and one-time keys of the caller. Does nothing for the cluster's own token."""
+        request = user_pb2.SchedulerServiceEndSessionRequest(is_everywhere=True)
+        await self._leader.change(self._caller, lambda scheduler: scheduler.EndSession, request)
+
+    def create_key(self, token: str) -> OneTimeKey:
+        """Returns a key that opens one session of the caller in a browser. token: the caller's. Raises GanglineError
+        `auth.no_user`."""
+        key, ends_at = self._authenticator.make_key(self._caller.principal, token)
         gateways = (instance for instance in self._mirror.state.instances.all() if instance.http_address)
         oldest_first = sorted(gateways, key=lambda gateway: (gateway.started_at, gateway.id))
         return OneTimeKey(key, float(ends_at), tuple(gateway.http_address for gateway in oldest_first))
 
     async def use_key(self, key: str) -> Session:
-        """Opens the session of a key, and ends the key at every gateway. Raises GanglineError `auth.key`."""
-        user, ends_at = self._authenticator.take_key(key)
+        """Opens the session of a key, and ends the key at every gateway. The leader ends it once, so of several uses at
+        the same time one opens a session. Raises GanglineError `auth.key`."""
+        user, ends_at, session_ends_at = self._authenticator.check_key(key)
         request = user_pb2.SchedulerServiceEndSessionRequest(session_sha256=hash_token(key), ends_at=ends_at)
-        try:
-            await self._leader.change(self._caller, lambda scheduler: scheduler.EndSession, request)
-        finally:
-            self._authenticator.release_key(key)
-        token, session_ends_at = self._authenticator.open_session(user, is_determined=False)
-        return Session(token, float(session_ends_at), view_user(user))
+        answer = await self._leader.change(self._caller, lambda scheduler: scheduler.EndSession, request)
+        if answer.was_ended:
+            raise key_over()
+        user = self._mirror.state.users.find(keys.user(user.name)) or user
+        token, found_end = self._authenticator.open_session(user, is_determined=False, ends_before=session_ends_at)
+        return Session(token, float(found_end), view_user(user))
 
     def me(self) -> UserView:
         """Returns the caller. The cluster itself has the id 0."""

@@ -16,7 +16,13 @@ from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.service.access import require_cluster
 from services.scheduler.state.records import SchedulerState, get
 from services.scheduler.transition.account.token_change import create_token, revoke_token, token_of_request
-from services.scheduler.transition.account.user_change import create_user, end_session, update_user, user_of_request
+from services.scheduler.transition.account.user_change import (
+    create_user,
+    end_all_sessions,
+    end_session,
+    update_user,
+    user_of_request,
+)
 from services.scheduler.transition.project.rule import Caller
 
 _log = structlog.get_logger(__name__)
@@ -64,10 +70,13 @@ class UserChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> user_pb2.SchedulerServiceEndSessionResponse:
         require_cluster()
         term, now = self._leader_status.require(), time.time()
-        await term.store.commit_asked(
-            lambda records: end_session(records, request.user, request.session_sha256, request.ends_at, now)
-        )
-        return user_pb2.SchedulerServiceEndSessionResponse(revision=term.state.revision)
+        if request.is_everywhere:
+            written = await term.store.commit_asked(lambda records: end_all_sessions(records, request.user, now))
+        else:
+            written = await term.store.commit_asked(
+                lambda records: end_session(records, request.user, request.session_sha256, request.ends_at, now)
+            )
+        return user_pb2.SchedulerServiceEndSessionResponse(revision=term.state.revision, was_ended=not written)
 
     async def CreateToken(  # noqa: N802 - grpc's name
         self, request: user_pb2.SchedulerServiceCreateTokenRequest, _context: Any

@@ -72,6 +72,12 @@ def test_second_up_in_the_same_directory_uses_the_cluster_that_runs(cluster: Clu
     shells = f"in any shell with GANGLINE_HOME={cluster.home}"
     assert done.stdout.startswith(f"A cluster with 2 agents and 2 slots runs already; gangline {shells} uses it.\n")
     assert cluster.run("experiment", "list").returncode == 0
+    # The key of the page's address is in this output alone.
+    [key] = re.findall(r"page: .*/enter#key=(key:\d+:\d+:admin:[0-9a-f]+) ", done.stdout)
+    stored = [path for path in (*cluster.folder.rglob("*"), *cluster.home.rglob("*")) if path.is_file()]
+    assert len(stored) > 10
+    assert [path for path in stored if key.encode() in path.read_bytes()] == []
+    assert "key:" not in cluster.run("up", "--data-dir", cluster.folder, "--json").stdout
     other = cluster.run("up", "--data-dir", cluster.folder, "--agents", "1", "--slots", "1", check=False)
     assert (other.returncode, other.stdout) == (2, "")
     assert other.stderr == (

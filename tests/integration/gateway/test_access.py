@@ -10,6 +10,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -24,13 +25,14 @@ from gangline.v1 import ingest_pb2, user_pb2
 from services.common import keys
 from services.common.access.security import allocation_token, as_password
 from services.common.etcd import EtcdClient, Put
-from tests.support.gateway import CLUSTER_TOKEN, USER_TOKEN, Client, add_user
+from tests.support.gateway import CLUSTER_TOKEN, NO_TLS, USER_TOKEN, Client, add_user
 from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import until_async, within
 
 CALLS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["GatewayService"].methods}
 # It opens a session, and so it takes callers without a token.
 OPEN_CALLS = {"LogIn"}
+OPEN_ROUTES = {("POST", "/api/v1/session")}
 # Calls for administrators, as a user who is none would make them.
 ADMIN_CALLS = {
     "UpdateAgent": pb.UpdateAgentRequest(request_id="r", agent_id="a1"),
@@ -151,17 +153,11 @@ async def list_routes(client: Client) -> list[tuple[str, str]]:
     return [*routes, ("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/"), ("GET", "/api/v1/nothing")]
 
 
-# The route that makes a session from a password; test_session.py has what it refuses.
-LOGIN = ("POST", "/api/v1/session")
-
-
 async def test_every_route_needs_a_token(client: Client) -> None:
     anonymous = Client(client.grpc_address, client.http_address, token=None)
-    routes = await list_routes(client)
+    routes = [route for route in await list_routes(client) if route not in OPEN_ROUTES]
     assert len(routes) > 20
     for method, path in routes:
-        if (method, path) == LOGIN:
-            continue
         concrete = path.replace("{experiment_id}", "1").replace("{trial_id}", "1.1")
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic !"}, {"Authorization": "x"}):
             answer = await anonymous.http.request(method, concrete, headers=headers)
@@ -172,12 +168,23 @@ async def test_every_route_needs_a_token(client: Client) -> None:
     await anonymous.close()
 
 
+async def test_open_routes_are_for_the_page_alone(client: Client) -> None:
+    assert set(await list_routes(client)) >= OPEN_ROUTES
+    for method, path in OPEN_ROUTES:
+        for headers in ({}, {"Authorization": f"Bearer {USER_TOKEN}"}, {"X-Gangline-Page": "0"}):
+            answer = await httpx.AsyncClient(base_url=f"http://{client.http_address}", verify=NO_TLS).request(
+                method, path, headers=headers, json={"username": "alice", "password": USER_TOKEN}
+            )
+            assert (answer.status_code, answer.json()["code"]) == (403, "auth.page_header"), headers
+            assert "set-cookie" not in answer.headers
+
+
 async def test_every_route_of_the_api_refuses_a_runner(client: Client) -> None:
     """Whatever else is wrong with the request."""
     headers = {"Authorization": f"Bearer {allocation_token(CLUSTER_TOKEN, '1.1.1')}"}
     refusals = {}
     for method, path in await list_routes(client):
-        if path.startswith("/api/v1/") and path != "/api/v1/nothing" and (method, path) != LOGIN:
+        if path.startswith("/api/v1/") and path != "/api/v1/nothing" and (method, path) not in OPEN_ROUTES:
             answer = await client.http.request(method, path, headers=headers)
             refusals[method, path] = answer.status_code, answer.json()["code"]
     assert len(refusals) > 60

@@ -15,12 +15,13 @@ import pytest
 import typer.main
 
 from gangline.cli.main import assemble
-from services.gateway.app import build_app
+from services.gateway.app import describe_api
 from tests.support.source import ROOT
 
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
 _BLOCK = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CALL = re.compile(r"\bcurl (?P<words>.+)")
+_VARIABLE = re.compile(r"(?P<name>[A-Z]+)='(?P<value>\{.*)'")
 # Where a page shows the form of a command, not the command: placeholders in brackets, or several commands in one line.
 _FORM = re.compile(r"\[|\.\.\.|<")
 _PROGRAM: Any = typer.main.get_command(assemble())
@@ -63,12 +64,19 @@ def test_every_command_of_a_page_is_one_of_the_program(page: str, words: list[st
     context.close()
 
 
-CALLS = [
-    (line, shlex.split(found["words"], comments=True))
-    for line in _lines(ROOT / "docs" / "http.md")
-    if (found := _CALL.search(line))
-]
-_DESCRIPTION = build_app(None, None).openapi()  # type: ignore[arg-type]  # it answers nothing here
+def _calls(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yields the calls, with the values of the variables that the page sets."""
+    values: dict[str, str] = {}
+    for line in _lines(page):
+        if found := _CALL.search(line):
+            words = shlex.split(found["words"], comments=True)
+            yield line, [re.sub(r"\$([A-Z]+)", lambda name: values.get(name[1], name[0]), word) for word in words]
+        elif found := _VARIABLE.fullmatch(line):
+            values[found["name"]] = found["value"]
+
+
+CALLS = list(_calls(ROOT / "docs" / "http.md"))
+_DESCRIPTION = describe_api()
 
 
 def _find(method: str, path: str) -> dict[str, Any] | None:
@@ -98,7 +106,8 @@ def test_every_call_of_the_http_page_is_one_of_the_gateway(line: str, words: lis
             method = "PUT"
         elif word.startswith("$GATEWAY"):
             url = word.removeprefix("$GATEWAY")
-    path, _, query = url.partition("?")
+    path, _, typed = url.partition("?")
+    query += typed.split("&")
     operation = _find(method, path)
     assert operation is not None, f"{method} {path} is no call"
     known = {parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"}

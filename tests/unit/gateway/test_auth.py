@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import time
 from dataclasses import replace
 
@@ -149,6 +151,19 @@ def test_a_session_of_one_kind_is_none_of_the_other() -> None:
     assert refused(authenticator, session.replace("session:", "login:")).code == "auth.session"
     assert session_token(CLUSTER, "bob", "", 2**40, is_determined=False) != session
     assert refused(authenticator, session_token(CLUSTER, "bob", "", 2**40)).code == "auth.session"
+
+
+def test_sessions_of_one_second_differ_and_those_of_earlier_versions_hold() -> None:
+    mirror = StandInMirror()
+    mirror.put(keys.user("bob"), BOB)
+    authenticator = Authenticator(mirror, CLUSTER)
+    sessions = {authenticator.open_session(BOB, is_determined=False)[0] for _ in range(20)}
+    assert len(sessions) == 20
+    ends_at = int(time.time()) + 100
+    message = f"gangline own session token v1:{ends_at}:{hash_token(BOB.password_hash)}:bob"
+    signature = hmac.new(CLUSTER.encode(), message.encode(), hashlib.sha256).hexdigest()
+    assert authenticator.identify(f"login:{ends_at}:bob:{signature}").name == "bob"
+    assert refused(authenticator, f"login:{ends_at}:bob:{'0' * 16}{signature}").code == "auth.session"
 
 
 async def test_only_the_login_needs_no_token(authenticator: Authenticator) -> None:

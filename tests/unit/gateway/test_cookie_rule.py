@@ -72,3 +72,12 @@ def test_every_answer_has_a_policy_and_keeps_its_own() -> None:
     assert (bare[b"cross-origin-opener-policy"], bare[b"x-content-type-options"]) == (b"same-origin", b"nosniff")
     own = guard_headers([(b"Content-Security-Policy", b"default-src 'self'")])
     assert [value for name, value in own if name.lower() == b"content-security-policy"] == [b"default-src 'self'"]
+
+
+def test_two_sessions_are_refused_and_one_that_comes_twice_is_not() -> None:
+    other = make_cookie(TOKEN + "0", "/", 60, is_secure=False).partition(";")[0].encode()
+    for cookies in ([(b"cookie", COOKIE_VALUE + b"; " + other)], [(b"cookie", other), (b"cookie", COOKIE_VALUE)]):
+        with pytest.raises(GanglineError) as refused:
+            session_of("GET", [HOST, *cookies, PAGE])
+        assert refused.value.code == "auth.two_sessions"
+    assert session_of("GET", [HOST, (b"cookie", COOKIE_VALUE + b"; " + COOKIE_VALUE), PAGE]) == TOKEN

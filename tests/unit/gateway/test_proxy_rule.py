@@ -144,3 +144,21 @@ def test_headers_that_act_beyond_the_task_stay_behind(name: str) -> None:
 @pytest.mark.parametrize("name", ["Content-Type", "ETag", "Location", "Cache-Control", "X-Jupyter-Version", "Vary"])
 def test_headers_of_an_answer_arrive(name: str) -> None:
     assert response_headers([(name.encode(), b"x")], TARGET, HOST)[0] == (name.lower().encode(), b"x")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_https", "is_without_windows"),
+    [
+        (b"gpu1:8080", False, True), (b"gpu1:8080", True, False), (b"10.0.0.7", False, True),
+        (b"127.0.0.1:8080", False, False), (b"localhost:8080", False, False), (b"[::1]:8080", False, False),
+        (b"a.localhost", False, False), (b"localhost.evil.example", False, True), (b"127.0.0.1.example", False, True),
+    ],
+)  # fmt: skip
+def test_pages_open_windows_only_where_browsers_cut_ours_off(
+    host: bytes, is_https: bool, is_without_windows: bool
+) -> None:
+    headers = dict(response_headers([], TARGET, host, is_https=is_https))
+    policy = headers[b"content-security-policy"]
+    assert (b"; sandbox allow-scripts " in policy) is is_without_windows
+    assert b"allow-popups" not in policy
+    assert b"allow-top-navigation" not in policy

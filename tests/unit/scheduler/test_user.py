@@ -25,6 +25,7 @@ from services.scheduler.transition.account.token_change import create_token, rev
 from services.scheduler.transition.account.user_change import (
     check_active,
     create_user,
+    end_all_sessions,
     end_session,
     found_users,
     update_user,
@@ -203,9 +204,19 @@ def test_ended_sessions_are_forgotten_when_they_would_be_over_and_their_number_i
     assert later.ended_sessions == (EndedSession("late", NOW + 99),)
     over = end_session(state, "ann", "more", NOW + 10, NOW + 1).puts[0]
     assert isinstance(over, User)
-    assert (over.ended_sessions, over.sessions_since) == ((), NOW + 1)
+    # A key that ended all is not used again, though it may be newer than they.
+    assert (over.ended_sessions, over.sessions_since) == ((EndedSession("more", NOW + 10),), NOW + 1)
     for name, ends_at in (("nobody", NOW + 10), ("ann", NOW)):
         assert not end_session(state, name, "x", ends_at, NOW)
+
+
+def test_all_sessions_of_a_user_end_at_once() -> None:
+    state = _state()
+    _after(state, end_session(state, "ann", "s1", NOW + 10, NOW))
+    ended = end_all_sessions(state, "ann", NOW + 1).puts[0]
+    assert isinstance(ended, User)
+    assert (ended.ended_sessions, ended.sessions_since) == ((EndedSession("s1", NOW + 10),), NOW + 1)
+    assert not end_all_sessions(state, "nobody", NOW)
 
 
 def test_a_repeated_request_makes_one_token() -> None:

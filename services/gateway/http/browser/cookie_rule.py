@@ -4,7 +4,8 @@ A task's pages (`/proxy/ID/`) have the origin of the gateway, so the origin alon
 Their policy lets them connect to their own task alone (`tunnel/proxy_rule.py`). So a request that only a script can
 make, which has our header, is our page's. A task's page can still open an address of the gateway in a window. It would
 act through that window with our origin, so every answer that is not a task's has a policy of its own, and is cut off
-from the window that opened it.
+from the window that opened it. Browsers do the latter over https and for their own machine alone; elsewhere a task's
+pages open no windows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import binascii
 import re
 from collections.abc import Iterable
 
-from gangline.errors import ErrorKind, GanglineError
+from gangline.errors import ErrorKind, GanglineError, unauthenticated
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
@@ -49,14 +50,20 @@ def session_of(method: str, headers: RawHeaders) -> str | None:
     """Returns the token of the session that authorises this request by its cookie; None without a cookie.
 
     Raises GanglineError `auth.page_header` for a request that may be another page's: one without our header that is
-    more than a user's visit to an address. Raises `auth.other_site` for one of another site.
+    more than a user's visit to an address. Raises `auth.other_site` for one of another site, and `auth.two_sessions`
+    for two cookies: the script of a task's page can add one of another user, for a longer path, to ours.
     """
-    values = {name.lower(): value.decode("latin-1") for name, value in headers}
-    token = _token_in(values.get(b"cookie", ""))
-    if token is None:
+    given = list(headers)
+    values = {name.lower(): value.decode("latin-1") for name, value in given}
+    tokens = _tokens_in("; ".join(value.decode("latin-1") for name, value in given if name.lower() == b"cookie"))
+    if not tokens:
         return None
     check_page(values, is_visit_allowed=method in ("GET", "HEAD"))
-    return token
+    if len(tokens) > 1:
+        raise unauthenticated(
+            "auth.two_sessions", "this browser has two sessions; delete its cookies of this site, and sign in again"
+        )
+    return next(iter(tokens))
 
 
 def check_page(headers: dict[bytes, str], *, is_visit_allowed: bool = False) -> None:
@@ -88,13 +95,14 @@ def make_cookie(token: str, base_path: str, seconds: int, *, is_secure: bool) ->
     return f"{COOKIE}={value}; Path={path}{_COOKIE_FOLDER}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
 
 
-def _token_in(cookies: str) -> str | None:
+def _tokens_in(cookies: str) -> set[str]:
+    tokens = set()
     for part in cookies.split(";"):
         name, _, value = part.strip().partition("=")
         if name == COOKIE and value:
             try:
                 padded = value + "=" * (-len(value) % 4)
-                return base64.b64decode(padded, altchars=b"-_", validate=True).decode()
+                tokens.add(base64.b64decode(padded, altchars=b"-_", validate=True).decode())
             except (binascii.Error, ValueError):
-                return None
-    return None
+                continue
+    return tokens

@@ -198,7 +198,8 @@ class _Exchange:
         if not isinstance(answer, h11.Response):
             raise self._no_answer("it ended first")
         host = Headers(scope=self.scope).get("host", "").encode("latin-1")
-        headers = proxy_rule.response_headers(answer.headers.raw_items(), self.target, host)
+        is_https = self.scope["scheme"] == "https"
+        headers = proxy_rule.response_headers(answer.headers.raw_items(), self.target, host, is_https=is_https)
         headers += [(b"set-cookie", self.cookie)] if self.cookie else []
         self.scope.setdefault("state", {})["is_of_task"] = True
         await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})

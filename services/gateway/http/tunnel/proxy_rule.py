@@ -41,6 +41,13 @@ _ANSWERED = frozenset({
     b"referrer-policy", b"retry-after", b"server-timing", b"sourcemap", b"vary", b"warning",
     b"x-content-type-options", b"x-frame-options", b"x-request-id", b"x-xsrf-token", b"x-xsrftoken",
 })  # fmt: skip
+# Hosts to which browsers trust a connection without https.
+_OWN_MACHINE = re.compile(rb"(?:(?:[a-z0-9-]+\.)*localhost|127(?:\.\d{1,3}){3}|\[::1\])(?::\d{1,5})?", re.IGNORECASE)
+# Everything that a sandbox can allow to a page, but windows and the navigation of others.
+_WITHOUT_WINDOWS = (
+    "sandbox allow-scripts allow-same-origin allow-forms allow-modals allow-downloads allow-pointer-lock "
+    "allow-orientation-lock allow-presentation"
+)
 _ANSWERED_PREFIXES = (b"access-control-", b"cross-origin-", b"sec-websocket-", b"x-jupyter", b"x-ratelimit-")
 
 
@@ -113,7 +120,12 @@ def request_headers(headers: Iterable[tuple[bytes, bytes]], *, is_upgrade: bool 
 
 
 def response_headers(
-    headers: Iterable[tuple[bytes, bytes]], target: ProxyTarget, host: bytes, *, is_upgrade: bool = False
+    headers: Iterable[tuple[bytes, bytes]],
+    target: ProxyTarget,
+    host: bytes,
+    *,
+    is_upgrade: bool = False,
+    is_https: bool = False,
 ) -> Headers:
     """Returns the headers for the browser. host: of the request, for the policy of the task's pages."""
     kept: Headers = []
@@ -125,7 +137,7 @@ def response_headers(
                 kept.append((low, cookie.encode("latin-1")))
         elif _is_answered(low) or (is_upgrade and low in (b"connection", b"upgrade")):
             kept.append((low, value))
-    return kept if is_upgrade else [*kept, (b"content-security-policy", _policy(target, host).encode("latin-1"))]
+    return kept if is_upgrade else [*kept, (b"content-security-policy", _policy(target, host, is_https=is_https))]
 
 
 def _is_answered(low: bytes) -> bool:
@@ -166,9 +178,14 @@ def own_cookie(token: str, target: ProxyTarget, seconds: int, *, is_secure: bool
     return text.encode("latin-1")
 
 
-def _policy(target: ProxyTarget, host: bytes) -> str:
+def _policy(target: ProxyTarget, host: bytes, *, is_https: bool) -> bytes:
     """Returns a policy under which the task's pages connect to the task alone, on this origin. They may load what they
-    like from elsewhere."""
+    like from elsewhere.
+
+    A browser cuts a window of ours off from the task's page that opened it only over https, or where the host is its
+    own machine. Elsewhere the task's pages open no window.
+    """
     own = host.decode("latin-1") if re.fullmatch(rb"[A-Za-z0-9.\-:\[\]]{1,255}", host) else "invalid.invalid"
     places = " ".join(f"{scheme}://{own}{target.base}" for scheme in ("http", "https", "ws", "wss"))
-    return f"connect-src {places} data: blob:; frame-src {places} data: blob:; form-action {places}"
+    policy = f"connect-src {places} data: blob:; frame-src {places} data: blob:; form-action {places}"
+    return (policy if is_https or _OWN_MACHINE.fullmatch(host) else f"{policy}; {_WITHOUT_WINDOWS}").encode("latin-1")

@@ -67,9 +67,14 @@ class Logins:
         token, ends_at = self._authenticator.open_session(user, is_determined=is_determined)
         return Session(token, float(ends_at), view_user(user))
 
-    def identify_key(self, key: str) -> Principal:
-        """Returns the user of a one-time key that was not used. Raises GanglineError `auth.key`, `auth.inactive`."""
-        return principal_of(self._authenticator.check_key(key)[0])
+    def identify_key(self, key: str, peer: str) -> Principal:
+        """Returns the user of a one-time key that was not used. A wrong one counts as a wrong password of this address.
+        peer: the address of the caller. Raises GanglineError `auth.key`, `auth.inactive`."""
+        try:
+            return principal_of(self._authenticator.check_key(key)[0])
+        except GanglineError:
+            self.fail_address(peer)
+            raise
 
     async def _is_right(self, user: User | None, password: str) -> bool:
         """Compares a password. It takes as long for a name without a user."""

@@ -100,7 +100,8 @@ def update_user(records: Records, name: str, change: UserChange, caller: Caller)
 
 
 def end_session(records: Records, name: str, session_sha256: str, ends_at: float, now: float) -> StateChange:
-    """Ends a session of a user before its time. ends_at: when it would end by itself."""
+    """Ends a session of a user before its time, or uses a one-time key. Changes nothing where it has ended already.
+    ends_at: when it would end by itself."""
     user = records.find(User, name)
     if user is None or ends_at <= now:
         return StateChange()
@@ -109,9 +110,21 @@ def end_session(records: Records, name: str, session_sha256: str, ends_at: float
         return StateChange()
     draft = Draft(records)
     if len(ended) >= MAX_ENDED_SESSIONS:
-        draft.put(replace(user, ended_sessions=(), sessions_since=now))
+        # It stays in the list, because a key that is used again at this moment is refused by the list alone.
+        draft.put(replace(user, ended_sessions=(EndedSession(session_sha256, ends_at),), sessions_since=now))
     else:
         draft.put(replace(user, ended_sessions=(*ended, EndedSession(session_sha256, ends_at))))
+    return draft.change
+
+
+def end_all_sessions(records: Records, name: str, now: float) -> StateChange:
+    """Ends all sessions and one-time keys of a user. Access tokens stay."""
+    user = records.find(User, name)
+    if user is None:
+        return StateChange()
+    draft = Draft(records)
+    # Those in the list keep their place: see `end_session`.
+    draft.put(replace(user, sessions_since=now))
     return draft.change
 
 
