@@ -50,6 +50,7 @@ export function VirtualTable<R>(props: Props<R>) {
   const { label, columns, numPinned, total, rowAt, keyOf, kindOf, onRange, onResize } = props;
   const frame = useRef<HTMLDivElement>(null);
   const wanted = useRef<Place | null>(null);
+  const held = useRef<Place | null>(null);
   const [, setRound] = useState(0);
   const [dragged, setDragged] = useState<{ id: string; width: number } | null>(null);
   const [virtualizer] = useState(
@@ -72,17 +73,36 @@ export function VirtualTable<R>(props: Props<R>) {
   const first = items[0]?.index ?? 0;
   const last = Math.min(total - 1, (items.at(-1)?.index ?? 0) + AHEAD);
   useEffect(() => onRange(first, last), [first, last, onRange]);
-  useEffect(() => {
+  // Before anything else happens: a key that comes while nothing has the focus would be lost.
+  useLayoutEffect(() => {
     if (wanted.current !== null && focusCell(frame.current, wanted.current)) wanted.current = null;
+    // The row that had the focus was replaced, as by its values, or has come back into the document.
+    else if (held.current !== null && document.activeElement === document.body) {
+      focusCell(frame.current, held.current, false);
+    }
   });
+  useEffect(() => {
+    const forget = (event: Event) => {
+      if (!frame.current?.contains(event.target as Element)) held.current = null;
+    };
+    document.addEventListener("focusin", forget);
+    document.addEventListener("pointerdown", forget);
+    return () => {
+      document.removeEventListener("focusin", forget);
+      document.removeEventListener("pointerdown", forget);
+    };
+  }, []);
 
   const onKeyDown = (event: KeyboardEvent) => {
-    const from = placeOf(event.target as Element);
+    // A key that comes before the goal of the last one is in the document goes on from that goal.
+    const from = wanted.current ?? placeOf(event.target as Element);
     const goal = from && goalOf(event, from, total, columns.length);
     if (!goal) return;
     event.preventDefault();
     if (goal.row >= 0) virtualizer.scrollToIndex(goal.row);
-    if (!focusCell(frame.current, goal)) wanted.current = goal;
+    wanted.current = focusCell(frame.current, goal) ? null : goal;
+    // What had the focus may leave the document meanwhile.
+    if (wanted.current !== null) frame.current?.focus({ preventScroll: true });
   };
 
   const shown = columns.map((column) => (column.id === dragged?.id ? { ...column, width: dragged.width } : column));
@@ -93,10 +113,14 @@ export function VirtualTable<R>(props: Props<R>) {
       ref={frame}
       class="grid"
       role="grid"
+      tabIndex={-1}
       aria-label={label}
       aria-rowcount={total + 1}
       aria-colcount={shown.length}
       onKeyDown={onKeyDown}
+      onFocusIn={(event) => {
+        held.current = placeOf(event.target as Element);
+      }}
     >
       <div role="rowgroup" class="grid-head" style={{ width: `${width}px` }}>
         <div class="grid-row" role="row" data-row={-1} aria-rowindex={1} style={{ gridTemplateColumns: template }}>
@@ -225,11 +249,11 @@ function goalOf(event: KeyboardEvent, { row, column }: Place, numRows: number, n
   };
 }
 
-function focusCell(frame: HTMLElement | null, place: Place): boolean {
+function focusCell(frame: HTMLElement | null, place: Place, isScrolling = true): boolean {
   const cell = frame?.querySelector(`[data-row="${place.row}"] [data-column="${place.column}"]`);
   if (!(cell instanceof HTMLElement)) return false;
   const usable = cell.querySelector("a, button, input");
   (usable instanceof HTMLElement ? usable : cell).focus({ preventScroll: true });
-  cell.scrollIntoView({ block: "nearest", inline: "nearest" });
+  if (isScrolling) cell.scrollIntoView({ block: "nearest", inline: "nearest" });
   return true;
 }
