@@ -1,7 +1,7 @@
 """Measures the page in Chromium with 10,000 experiments: what it weighs, and how long the reader waits.
 
-The cluster is whole and real; the records of ended experiments are written into its etcd. Each run opens a window without
-a cache, signs in, and measures:
+The cluster is whole and real; the records of ended experiments are written into its etcd. Each run opens a window
+without a cache, signs in, and measures:
 
 - the bytes and the requests for scripts and styles before the first paint, as they cross the network;
 - the time from the order to open the list until its first row is drawn;

@@ -76,9 +76,7 @@ def test_an_action_on_all_that_match_is_counted_and_its_results_are_listed(
         assert describe(cluster, number)["outcome"] == "CANCELED"
 
 
-def test_work_shows_on_the_first_view_and_in_the_list_as_it_comes(
-    page: Page, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_work_shows_on_the_first_view_and_in_the_list_as_it_comes(page: Page, cluster: Cluster, tmp_path: Path) -> None:
     page.evaluate("window.isSame = true")
     number = create(cluster, tmp_path, "to-fail", "live", "--paused")
     waiting = page.get_by_role("region", name="Waiting").first
