@@ -1,17 +1,22 @@
 /** The frame around all views: header, navigation, messages, and who is signed in. */
 
 import type { ComponentType } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { isConnected } from "./api/client";
 import { Enter, SignIn } from "./pages/sign_in";
 import { Loading } from "./parts/basic";
 import { href, match, place, type View, type ViewProps } from "./router";
 import { loadUser, problem, signOut, user } from "./session";
 import { theme } from "./theme";
-import { complain, Toasts } from "./toast";
+import { complain, say, Toasts } from "./toast";
 import { NAVIGATION, VIEWS } from "./views";
 
 export function App() {
+  const wasConnected = useRef(true);
+  useEffect(() => {
+    if (isConnected.value && !wasConnected.current) say("the connection to the gateway is back");
+    wasConnected.current = isConnected.value;
+  }, [isConnected.value]);
   useEffect(() => {
     if (place.value.path !== "/enter") void loadUser();
   }, []);

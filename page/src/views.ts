@@ -15,6 +15,13 @@ export const VIEWS: View[] = [
     title: "Experiment",
     load: async () => (await import("./pages/experiment")).Experiment,
   },
+  { pattern: "/workspaces", title: "Workspaces", load: async () => (await import("./pages/workspaces")).Workspaces },
+  {
+    pattern: "/workspaces/:id",
+    title: "Workspace",
+    load: async () => (await import("./pages/workspaces")).Workspace,
+  },
+  { pattern: "/projects/:id", title: "Project", load: async () => (await import("./pages/workspaces")).Project },
   { pattern: "/trials/:id", title: "Trial", load: async () => (await import("./pages/trial")).Trial },
   { pattern: "/docs", title: "HTTP API", load: async () => (await import("./pages/api_docs")).ApiDocs },
 ];
@@ -23,5 +30,6 @@ export const VIEWS: View[] = [
 export const NAVIGATION = [
   { path: "/", text: "Home" },
   { path: "/experiments", text: "Experiments" },
+  { path: "/workspaces", text: "Workspaces" },
   { path: "/docs", text: "API" },
 ];

@@ -96,7 +96,7 @@ async function call<P extends keyof paths, M extends Method>(
     init.headers = { "Content-Type": "application/json" };
   }
   const answer = await send(addressOf(path, options.parts, options.query as object | undefined), init);
-  return (await answer.json()) as Result<Operation<P, M>>;
+  return (answer.status === 204 ? null : await answer.json()) as Result<Operation<P, M>>;
 }
 
 export const api = {

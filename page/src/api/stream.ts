@@ -7,6 +7,9 @@
 import { ApiError, isConnected, send } from "./client";
 import { backoff, readEvents, type ServerEvent } from "./event_text";
 
+// The gateway sends a comment at least every 10 seconds, or 15 in streams of logs. After so long it is taken for gone.
+const SILENCE_SECONDS = 35;
+
 export interface Follower {
   stop: () => void;
 }
@@ -59,11 +62,27 @@ async function* eventsOf(answer: Response): AsyncGenerator<ServerEvent> {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await withinSilence(reader);
     if (done) return;
     const found = readEvents(text + value);
     text = found.rest;
     yield* found.events;
+  }
+}
+
+/** Reads the next part. Throws where none comes: a machine that has lost its network closes no connection. */
+async function withinSilence(reader: ReadableStreamDefaultReader<string>): Promise<ReadableStreamReadResult<string>> {
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const silence = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Error("the stream is silent")), SILENCE_SECONDS * 1000);
+  });
+  try {
+    return await Promise.race([reader.read(), silence]);
+  } catch (failure) {
+    void reader.cancel().catch(() => {});
+    throw failure;
+  } finally {
+    clearTimeout(timer);
   }
 }
 

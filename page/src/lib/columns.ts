@@ -1,37 +1,68 @@
-/** PURE: which columns a table shows, in which order, and how many stay at its left edge; as the address holds it. */
+/** PURE: which columns a table shows, in which order, how wide, and how many stay at its left edge; as the address
+ * holds it: "id:80,name|state,owner", where the columns before the bar are pinned. */
 
 export interface Layout {
   ids: string[];
   numPinned: number;
+  /** Widths in pixels that the reader has chosen. */
+  widths: Record<string, number>;
 }
 
-/** Reads "id,name|state,owner": the columns before the bar are pinned. Unknown ones are left out. */
-export function readLayout(text: string, known: readonly string[], standard: Layout): Layout {
+export const MIN_WIDTH = 40;
+export const MAX_WIDTH = 1200;
+
+/** Reads what `writeLayout` wrote. Unknown columns and repetitions are left out. */
+export function readLayout(text: string, isKnown: (id: string) => boolean, standard: Layout): Layout {
   if (text === "") return standard;
   const [pinned = "", others = ""] = text.includes("|") ? text.split("|", 2) : ["", text];
-  const isKnown = (id: string, index: number, all: string[]) => known.includes(id) && all.indexOf(id) === index;
-  const ids = [...pinned.split(","), ...others.split(",")].filter(isKnown);
-  const numPinned = pinned.split(",").filter((id) => known.includes(id)).length;
-  return ids.length === 0 ? standard : { ids, numPinned: Math.min(numPinned, ids.length) };
+  const ids: string[] = [];
+  const widths: Record<string, number> = {};
+  const add = (part: string) => {
+    const [encoded = "", width = ""] = part.split(":", 2);
+    const id = decode(encoded);
+    if (!isKnown(id) || ids.includes(id)) return;
+    ids.push(id);
+    const pixels = Number(width);
+    if (pixels >= MIN_WIDTH && pixels <= MAX_WIDTH) widths[id] = Math.round(pixels);
+  };
+  pinned.split(",").forEach(add);
+  const numPinned = ids.length;
+  others.split(",").forEach(add);
+  return ids.length === 0 ? standard : { ids, numPinned, widths };
 }
 
-export function writeLayout({ ids, numPinned }: Layout): string {
-  return `${ids.slice(0, numPinned).join(",")}|${ids.slice(numPinned).join(",")}`;
+export function writeLayout({ ids, numPinned, widths }: Layout): string {
+  const write = (id: string) => encode(id) + (widths[id] === undefined ? "" : `:${widths[id]}`);
+  return `${ids.slice(0, numPinned).map(write).join(",")}|${ids.slice(numPinned).map(write).join(",")}`;
+}
+
+function encode(id: string): string {
+  return id.replace(/[%,|:]/g, (mark) => `%${mark.charCodeAt(0).toString(16)}`);
+}
+
+function decode(text: string): string {
+  return text.replace(/%(25|2c|7c|3a)/g, (_, code: string) => String.fromCharCode(Number.parseInt(code, 16)));
 }
 
 /** Moves a column by one place, to the left or to the right. */
-export function moved({ ids, numPinned }: Layout, id: string, step: -1 | 1): Layout {
-  const from = ids.indexOf(id);
+export function moved(layout: Layout, id: string, step: -1 | 1): Layout {
+  const from = layout.ids.indexOf(id);
   const to = from + step;
-  if (from < 0 || to < 0 || to >= ids.length) return { ids, numPinned };
-  const others = ids.filter((each) => each !== id);
-  return { ids: [...others.slice(0, to), id, ...others.slice(to)], numPinned };
+  if (from < 0 || to < 0 || to >= layout.ids.length) return layout;
+  const others = layout.ids.filter((each) => each !== id);
+  return { ...layout, ids: [...others.slice(0, to), id, ...others.slice(to)] };
 }
 
-/** Shows a column at the end, or hides it. */
-export function toggled({ ids, numPinned }: Layout, id: string): Layout {
-  const index = ids.indexOf(id);
-  if (index < 0) return { ids: [...ids, id], numPinned };
-  if (ids.length === 1) return { ids, numPinned };
-  return { ids: ids.filter((each) => each !== id), numPinned: index < numPinned ? numPinned - 1 : numPinned };
+/** Shows a column at the end, or hides it. The last one stays. */
+export function toggled(layout: Layout, id: string): Layout {
+  const index = layout.ids.indexOf(id);
+  if (index < 0) return { ...layout, ids: [...layout.ids, id] };
+  if (layout.ids.length === 1) return layout;
+  const numPinned = index < layout.numPinned ? layout.numPinned - 1 : layout.numPinned;
+  return { ...layout, ids: layout.ids.filter((each) => each !== id), numPinned };
+}
+
+export function resized(layout: Layout, id: string, width: number): Layout {
+  const pixels = Math.round(Math.max(MIN_WIDTH, Math.min(MAX_WIDTH, width)));
+  return { ...layout, widths: { ...layout.widths, [id]: pixels } };
 }

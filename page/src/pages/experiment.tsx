@@ -8,10 +8,10 @@ import { type Curve, smooth } from "../lib/curves";
 import { formatNumber, formatValue } from "../lib/text";
 import { Command, Empty, Loading, Name, Problem, StateBadge, Time } from "../parts/basic";
 import { Chart } from "../parts/chart";
+import { Actions } from "../parts/experiment_actions";
 import { Tabs } from "../parts/tabs";
 import { href, type ViewProps } from "../router";
 import { complain, say } from "../toast";
-import { Actions } from "./experiments";
 
 type View = Schemas["ExperimentView"];
 type TrialView = Schemas["TrialView"];

@@ -1,74 +1,117 @@
-/** The first view: what runs, what waits, and what failed lately. */
+/** The first view: what runs, what waits and why, and what failed lately. Kept up to date by the stream. */
 
-import { api, type Schemas } from "../api/client";
-import { useLive } from "../api/live";
+import type { ComponentChildren } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { ApiError, api } from "../api/client";
+import { subscribe } from "../api/live_store";
+import { allOf } from "../lib/filter";
+import { changed, divide, FAILED_SHOWN, type Job, type QueueChanges, queued, reasonsOf } from "../lib/home_rows";
+import { quoted } from "../lib/list_query";
+import type { Row } from "../lib/row_list";
+import { formatNumber } from "../lib/text";
 import { Age, Command, Empty, Loading, Name, Problem, StateBadge } from "../parts/basic";
 import { href, place, setQuery } from "../router";
 import { user } from "../session";
 
-type Task = Schemas["Task"];
-const FAILED_SHOWN = 10;
+const LIVE_READ = 500;
 const ROWS_SHOWN = 50;
+const AGAIN_SECONDS = 2;
+const FIELDS = "id,name,owner,state,outcome,startTime,endTime,reason,progress,batches,numTrials,metric,best,failure";
+const BASE = "kind = TRAINING and archived = false";
+const FAILED = "outcome = FAILED";
+const LIVE = "state != TERMINAL";
+
+interface State {
+  key: string;
+  rows: Map<number, Row> | null;
+  jobs: Map<string, Job>;
+  error: ApiError | null;
+}
 
 export function Home() {
   const isMine = place.value.query.get("of") !== "all";
-  const name = user.value?.username ?? "";
-  const tasks = useLive("tasks", (signal) => api.get("/api/v1/tasks", { signal }), 3);
-  const failed = useLive(
-    `failed ${isMine}`,
-    (signal) => {
-      const users = isMine ? { users: [name] } : {};
-      return api.get("/api/v1/experiments", { query: { states: ["FAILED"], limit: FAILED_SHOWN, ...users }, signal });
-    },
-    10,
-  );
-  const shown = (tasks.value?.tasks ?? []).filter((task) => !isMine || task.owner === name);
+  const { rows, jobs, error } = useHome(isMine ? `owner = ${quoted(user.value?.username ?? "")}` : "");
+  const home = rows === null ? null : divide(rows.values());
+  const reasons = reasonsOf(jobs);
   return (
     <>
       <div class="row">
         <h1>Home</h1>
         <Choice isMine={isMine} />
       </div>
-      <Problem error={tasks.error ?? failed.error} />
-      {tasks.value === null && tasks.error === null ? <Loading /> : null}
-      {tasks.value === null ? null : (
+      <Problem error={error} />
+      {home === null ? (
+        error === null && <Loading />
+      ) : (
         <>
-          <TaskTable
+          <Part
             title="Running"
-            tasks={shown.filter((task) => task.allocation !== null)}
+            rows={home.running}
+            last={["Best", (row) => (row.best === null ? "–" : `${row.metric} ${formatNumber(Number(row.best))}`)]}
             empty={
               <>
-                Nothing runs. Start something: <Command text="gangline experiment create -f CONFIG.yaml FOLDER" />
+                Nothing runs. Start something: <Command text="gangline experiment create CONFIG.yaml FOLDER" />
               </>
             }
           />
-          <TaskTable
+          <Part
             title="Waiting"
-            tasks={shown.filter((task) => task.allocation === null)}
+            rows={home.waiting}
+            last={["Why", (row) => reasons.get(row.id) ?? (row.state === "PAUSED" ? "it is paused" : "–")]}
             empty={<>Nothing waits.</>}
           />
+          <Failed rows={home.failed} isMine={isMine} />
         </>
       )}
-      <section aria-labelledby="failed">
-        <h2 id="failed">Failed lately</h2>
-        {failed.value?.experiments.length === 0 ? <Empty>No experiment in the list has failed.</Empty> : null}
-        <ul class="plain">
-          {failed.value?.experiments.map((experiment) => (
-            <li key={experiment.id} class="row">
-              <StateBadge state={experiment.state} outcome={experiment.outcome} />
-              <a href={href(`/experiments/${experiment.id}`)}>
-                {experiment.id} <Name text={experiment.name} />
-              </a>
-              <span class="quiet">
-                <Age at={experiment.endTime} />
-              </span>
-              <span class="reason">{experiment.reason}</span>
-            </li>
-          ))}
-        </ul>
-      </section>
     </>
   );
+}
+
+function useHome(owner: string): State {
+  const [round, setRound] = useState(0);
+  const key = `${round} ${owner}`;
+  const [state, setState] = useState<State>({ key, rows: null, jobs: new Map(), error: null });
+  useEffect(() => {
+    const ending = new AbortController();
+    let unsubscribe = () => {};
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const read = (filter: string, sort: string, limit: number) =>
+      api.get("/api/v1/tables/{table}", {
+        parts: { table: "experiments" },
+        query: { filter: allOf([BASE, owner, filter]), sort, limit, fields: FIELDS },
+        signal: ending.signal,
+      });
+    const begin = async () => {
+      try {
+        const [live, failed] = await Promise.all([read(LIVE, "", LIVE_READ), read(FAILED, "-endTime", FAILED_SHOWN)]);
+        const rows = [...live.rows, ...failed.rows] as unknown as Row[];
+        setState({ key, rows: new Map(rows.map((row) => [row.id, row])), jobs: new Map(), error: null });
+        unsubscribe = subscribe({
+          parts: { experiments: { filter: allOf([BASE, owner, `${LIVE} or ${FAILED}`]), fields: FIELDS }, queue: true },
+          cursor: live.cursor,
+          onChanges: ({ experiments, queue }) =>
+            setState((former) => ({
+              ...former,
+              rows: experiments && former.rows ? changed(former.rows, experiments) : former.rows,
+              jobs: queue ? queued(former.jobs, queue as unknown as QueueChanges) : former.jobs,
+            })),
+          onReset: () => setRound((number) => number + 1),
+        });
+      } catch (failure) {
+        if (ending.signal.aborted) return;
+        if (!(failure instanceof ApiError)) throw failure;
+        setState((former) => ({ ...former, error: failure }));
+        timer = setTimeout(begin, AGAIN_SECONDS * 1000);
+      }
+    };
+    void begin();
+    return () => {
+      ending.abort();
+      clearTimeout(timer);
+      unsubscribe();
+    };
+  }, [key, owner]);
+  return state;
 }
 
 function Choice({ isMine }: { isMine: boolean }) {
@@ -86,14 +129,21 @@ function Choice({ isMine }: { isMine: boolean }) {
   );
 }
 
-function TaskTable({ title, tasks, empty }: { title: string; tasks: Task[]; empty: preact.ComponentChildren }) {
+interface PartProps {
+  title: string;
+  rows: Row[];
+  last: [string, (row: Row) => string];
+  empty: ComponentChildren;
+}
+
+function Part({ title, rows, last, empty }: PartProps) {
   const id = title.toLowerCase();
   return (
     <section aria-labelledby={id}>
       <h2 id={id}>
-        {title} ({tasks.length})
+        {title} ({rows.length})
       </h2>
-      {tasks.length === 0 ? (
+      {rows.length === 0 ? (
         <Empty>{empty}</Empty>
       ) : (
         // biome-ignore lint/a11y/noNoninteractiveTabindex: a table wider than the screen is scrolled by keyboard
@@ -101,47 +151,81 @@ function TaskTable({ title, tasks, empty }: { title: string; tasks: Task[]; empt
           <table>
             <thead>
               <tr>
-                <th scope="col">Trial</th>
-                <th scope="col">Experiment</th>
-                <th scope="col">Owner</th>
-                <th scope="col">State</th>
-                <th scope="col">Batches</th>
-                <th scope="col">{title === "Waiting" ? "Why" : "Since"}</th>
+                {["Experiment", "Owner", "State", "Trials", "Progress", "Since", last[0]].map((head) => (
+                  <th key={head} scope="col">
+                    {head}
+                  </th>
+                ))}
               </tr>
             </thead>
             <tbody>
-              {tasks.slice(0, ROWS_SHOWN).map((task) => (
-                <TaskRow key={task.trial.id} task={task} />
+              {rows.slice(0, ROWS_SHOWN).map((row) => (
+                <tr key={row.id}>
+                  <td>
+                    <a href={href(`/experiments/${row.id}`)}>
+                      {row.id} <Name text={String(row.name)} />
+                    </a>
+                  </td>
+                  <td>
+                    <Name text={String(row.owner)} />
+                  </td>
+                  <td>
+                    <StateBadge state={String(row.state)} outcome={row.outcome as string | null} />
+                  </td>
+                  <td class="number">{String(row.numTrials)}</td>
+                  <td class="number">{progressOf(row)}</td>
+                  <td>
+                    <Age at={row.startTime as string | null} />
+                  </td>
+                  <td class="reason">{last[1](row)}</td>
+                </tr>
               ))}
             </tbody>
           </table>
         </section>
       )}
-      {tasks.length > ROWS_SHOWN ? <p>{tasks.length - ROWS_SHOWN} more are not shown here.</p> : null}
+      {rows.length > ROWS_SHOWN ? (
+        <p>
+          {rows.length - ROWS_SHOWN} more are <a href={href("/experiments?filter=state+!%3D+TERMINAL")}>in the list</a>.
+        </p>
+      ) : null}
     </section>
   );
 }
 
-function TaskRow({ task }: { task: Task }) {
-  const { trial } = task;
+/** Returns how much is done: a share, or batches where the length is not known. */
+function progressOf(row: Row): string {
+  return row.progress === null ? `${row.batches} batches` : `${Math.floor(Number(row.progress) * 100)} %`;
+}
+
+function Failed({ rows, isMine }: { rows: Row[]; isMine: boolean }) {
+  const query = new URLSearchParams({ filter: FAILED, sort: "-endTime", ...(isMine ? { of: "mine" } : {}) });
   return (
-    <tr>
-      <td>
-        <a href={href(`/trials/${trial.id}`)}>{trial.id}</a>
-      </td>
-      <td>
-        <a href={href(`/experiments/${trial.experimentId}`)}>
-          <Name text={task.experimentName} />
-        </a>
-      </td>
-      <td>{task.owner}</td>
-      <td>
-        <StateBadge state={trial.state} outcome={trial.outcome} />
-      </td>
-      <td class="number">{task.progress?.batchesCompleted ?? trial.totalBatchesProcessed}</td>
-      <td class="reason">
-        {task.allocation === null ? (task.reason?.message ?? "") : <Age at={task.allocation.startTime} />}
-      </td>
-    </tr>
+    <section aria-labelledby="failed">
+      <h2 id="failed">Failed lately</h2>
+      {rows.length === 0 ? (
+        <Empty>No experiment in the list has failed.</Empty>
+      ) : (
+        <>
+          <ul class="plain">
+            {rows.map((row) => (
+              <li key={row.id} class="row">
+                <StateBadge state={String(row.state)} outcome={row.outcome as string | null} />
+                <a href={href(`/experiments/${row.id}`)}>
+                  {row.id} <Name text={String(row.name)} />
+                </a>
+                <span class="quiet">
+                  <Age at={row.endTime as string | null} />
+                </span>
+                <span class="reason">{row.reason === null ? "" : String(row.reason)}</span>
+              </li>
+            ))}
+          </ul>
+          <p>
+            <a href={href(`/experiments?${query}`)}>All that failed</a>
+          </p>
+        </>
+      )}
+    </section>
   );
 }

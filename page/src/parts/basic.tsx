@@ -106,12 +106,14 @@ export function Loading() {
 
 interface DialogProps {
   title: string;
+  /** Whether it may be as wide as the window. */
+  isWide?: boolean;
   onClose: () => void;
   children: ComponentChildren;
 }
 
 /** A dialog over the page. Escape closes it, and the browser keeps the focus inside. */
-export function Dialog({ title, onClose, children }: DialogProps) {
+export function Dialog({ title, isWide = false, onClose, children }: DialogProps) {
   const dialog = useRef<HTMLDialogElement>(null);
   useEffect(() => {
     const shown = dialog.current;
@@ -119,7 +121,7 @@ export function Dialog({ title, onClose, children }: DialogProps) {
     return () => shown?.close();
   }, []);
   return (
-    <dialog ref={dialog} aria-labelledby="dialog-title" onClose={onClose}>
+    <dialog ref={dialog} class={isWide ? "wide" : ""} aria-labelledby="dialog-title" onClose={onClose}>
       <h2 id="dialog-title">{title}</h2>
       {children}
     </dialog>
