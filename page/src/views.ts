@@ -16,6 +16,7 @@ export const VIEWS: View[] = [
     load: async () => (await import("./pages/experiment")).Experiment,
   },
   { pattern: "/trials/:id", title: "Trial", load: async () => (await import("./pages/trial")).Trial },
+  { pattern: "/compare", title: "Compare", load: async () => (await import("./pages/compare")).Compare },
   { pattern: "/docs", title: "HTTP API", load: async () => (await import("./pages/api_docs")).ApiDocs },
 ];
 

@@ -262,6 +262,8 @@ class CreateExperiment(
     template: str | None = None  # template whose settings the configuration overrides
     project_id: Int64 | None = None  # project in place of the names in the configuration
     activate: bool = True  # false creates it PAUSED
+    # experiment with which it begins, for the record; its code counts as uploaded for whoever may read it
+    forked_from: Int64 | None = None
 
 
 class PreviewSearch(
