@@ -44,10 +44,12 @@ interface Wanted {
 }
 
 export function useSeries({ trialIds, metrics, range, points, nameOf, feed }: Wanted): SeriesResult {
-  const [result, setResult] = useState<SeriesResult & { key: string }>({ key: "", curves: null, error: null });
+  const [result, setResult] = useState<SeriesResult & { of: string }>({ of: "", curves: null, error: null });
   const [round, setRound] = useState(0);
   const keys = useRef<SeriesKey[]>([]);
-  const key = JSON.stringify([trialIds, metrics, range]);
+  // Another range of the same curves keeps those that are drawn until it is there.
+  const of = JSON.stringify([trialIds, metrics]);
+  const key = `${of} ${JSON.stringify(range)}`;
   useEffect(() => {
     const ending = new AbortController();
     const query = {
@@ -57,19 +59,19 @@ export function useSeries({ trialIds, metrics, range, points, nameOf, feed }: Wa
       ...(range === null ? {} : { fromBatch: range.from, toBatch: range.to }),
     };
     if (trialIds.length === 0 || metrics.length === 0) {
-      setResult({ key, curves: [], error: null });
+      setResult({ of, curves: [], error: null });
       return;
     }
     api.get("/api/v1/metrics/series", { query, signal: ending.signal }).then(
       ({ series }) => {
         keys.current = series.map(({ trialId, group, metric }) => ({ trialId, group, metric }));
         const curves = series.map((each) => toCurve(nameOf(each), each));
-        setResult({ key, curves, error: null });
+        setResult({ of, curves, error: null });
       },
       (failure) => {
         if (ending.signal.aborted) return;
         if (!(failure instanceof ApiError)) throw failure;
-        setResult((former) => ({ ...former, key, error: failure }));
+        setResult((former) => ({ of, curves: former.of === of ? former.curves : null, error: failure }));
       },
     );
     return () => ending.abort();
@@ -92,7 +94,7 @@ export function useSeries({ trialIds, metrics, range, points, nameOf, feed }: Wa
       }),
     [feed, points, key],
   );
-  return { curves: result.key === key ? result.curves : null, error: result.key === key ? result.error : null };
+  return result.of === of ? result : { curves: null, error: null };
 }
 
 function withReports(curve: Curve, key: SeriesKey | undefined, reports: Report[], range: Range | null): Curve {

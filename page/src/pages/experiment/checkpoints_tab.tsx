@@ -1,12 +1,12 @@
 /** Checkpoints of an experiment or of one trial: their files to download, and deleting them. */
 
 import { useState } from "preact/hooks";
-import { addressOf, api, type Schemas } from "../../api/client";
+import { addressOf, api, download, type Schemas } from "../../api/client";
 import { useLive } from "../../api/live";
 import { formatBytes } from "../../lib/text";
 import { Command, Confirm, CopyButton, Empty, Loading, Problem, Time } from "../../parts/basic";
 import { href } from "../../router";
-import { say } from "../../toast";
+import { complain, say } from "../../toast";
 
 type Checkpoint = Schemas["Checkpoint"];
 const PAGE = 50;
@@ -100,9 +100,15 @@ function CheckpointCard({ checkpoint, hasTrial, onDelete }: CardProps) {
         <ul class="plain">
           {files.map(([path, size]) => (
             <li key={path}>
-              <a href={fileAddress(checkpoint.id, path)} download={path.split("/").at(-1)}>
+              <button
+                type="button"
+                class="plain link"
+                onClick={() =>
+                  download(fileAddress(checkpoint.id, path), path.split("/").at(-1) ?? path).catch(complain)
+                }
+              >
                 {path}
-              </a>{" "}
+              </button>{" "}
               {formatBytes(size)}
             </li>
           ))}

@@ -1,10 +1,11 @@
 /** The code of an experiment: its files as a tree, and one of them with the numbers of its lines. */
 
 import { useEffect, useState } from "preact/hooks";
-import { ApiError, addressOf, send } from "../../api/client";
+import { ApiError, addressOf, download, send } from "../../api/client";
 import { readTar, type TarFile, textOf } from "../../lib/tar";
 import { Command, CopyButton, Empty, Loading, Problem } from "../../parts/basic";
 import { place, setQuery } from "../../router";
+import { complain } from "../../toast";
 
 /** Bytes of an unpacked archive that the page shows. */
 const MOST_BYTES = 64 * 2 ** 20;
@@ -29,9 +30,9 @@ export function Code({ id }: { id: number }) {
   return (
     <>
       <div class="row">
-        <a class="button" href={address} download={`experiment-${id}.tar.gz`}>
+        <button type="button" onClick={() => download(address, `experiment-${id}.tar.gz`).catch(complain)}>
           Download
-        </a>
+        </button>
         <Command text={`gangline experiment code ${id}`} />
       </div>
       {shown === undefined ? (

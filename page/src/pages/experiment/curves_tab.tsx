@@ -196,7 +196,8 @@ function Legend({ entries, hidden, onToggle, onShowOnly }: LegendProps) {
               <input type="checkbox" checked={!hidden.has(entry.id)} onChange={() => onToggle(entry.id)} />{" "}
               <Swatch index={entries.indexOf(entry)} /> {entry.name}
             </label>{" "}
-            <a href={href(`/trials/${entry.id}`)} aria-label={`Open trial ${entry.id}`}>
+            <a href={href(`/trials/${entry.id}`)}>
+              <span class="hidden">Trial {entry.id}: </span>
               {formatNumber(entry.best)}
             </a>
           </li>
