@@ -83,16 +83,19 @@ export function StudyActions({ study }: { study: Study }) {
             Edit
           </button>
         ) : null}
-        <button type="button" onClick={() => setAsked("fork")}>
-          Fork
-        </button>
+        {/* A fork has the code of its source, which its owner and administrators read. */}
+        {isAllowed ? (
+          <button type="button" onClick={() => setAsked("fork")}>
+            Fork
+          </button>
+        ) : null}
         {isAllowed && isSingle ? (
           <button type="button" onClick={() => setAsked("continue")}>
             Continue
           </button>
         ) : null}
       </fieldset>
-      {isAllowed ? null : <span class="quiet">Only {row.owner} and administrators may change this experiment.</span>}
+      {isAllowed ? null : <span class="quiet">Only {row.owner} and administrators may change or fork this experiment.</span>}
       {asked === "edit" ? <Editor row={row} onClose={close} /> : null}
       {asked === "fork" || asked === "continue" ? <ConfigEditor kind={asked} study={study} onClose={close} /> : null}
       {asked !== null && asked in ACTIONS ? (
