@@ -95,7 +95,9 @@ export function StudyActions({ study }: { study: Study }) {
           </button>
         ) : null}
       </fieldset>
-      {isAllowed ? null : <span class="quiet">Only {row.owner} and administrators may change or fork this experiment.</span>}
+      {isAllowed ? null : (
+        <span class="quiet">Only {row.owner} and administrators may change or fork this experiment.</span>
+      )}
       {asked === "edit" ? <Editor row={row} onClose={close} /> : null}
       {asked === "fork" || asked === "continue" ? <ConfigEditor kind={asked} study={study} onClose={close} /> : null}
       {asked !== null && asked in ACTIONS ? (
