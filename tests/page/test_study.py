@@ -121,7 +121,7 @@ def test_a_fork_is_checked_as_one_types_and_then_deleted(page: Page, cluster: Cl
     def names() -> str:
         return json.dumps(cluster.read("experiment", "list"))
 
-    until_sync(lambda: "forked" not in names(), "the fork being deleted")
+    until_sync(lambda: '"forked"' not in names(), "the fork being deleted")
 
 
 def test_its_texts_are_edited_and_it_is_archived(page: Page, cluster: Cluster, search_id: int) -> None:

@@ -2,6 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { type Axis, batchesBetween, type Curve, type Range } from "../lib/curves";
+import { DraftInput } from "./draft_input";
 
 export interface ChartSettings {
   axis: Axis;
@@ -65,22 +66,20 @@ export function ChartControls({ settings }: { settings: ChartSettings }) {
       </label>
       <label>
         From batch{" "}
-        <input
+        <DraftInput
           type="number"
-          min="0"
-          class="short"
-          value={range === null || range.from === 0 ? "" : range.from}
-          onChange={(event) => change("from", event.currentTarget.value)}
+          isShort
+          value={range === null || range.from === 0 ? "" : String(range.from)}
+          onCommit={(text) => change("from", text)}
         />
       </label>
       <label>
         to batch{" "}
-        <input
+        <DraftInput
           type="number"
-          min="0"
-          class="short"
-          value={range === null || range.to === Number.MAX_SAFE_INTEGER ? "" : range.to}
-          onChange={(event) => change("to", event.currentTarget.value)}
+          isShort
+          value={range === null || range.to === Number.MAX_SAFE_INTEGER ? "" : String(range.to)}
+          onCommit={(text) => change("to", text)}
         />
       </label>
       <button type="button" disabled={range === null} onClick={() => set({ range: null })}>

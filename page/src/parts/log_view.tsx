@@ -11,6 +11,7 @@ import { formatUtc } from "../lib/text";
 import { place, setQuery } from "../router";
 import { complain } from "../toast";
 import { Command, Empty, Problem } from "./basic";
+import { DraftInput } from "./draft_input";
 
 type StoredLog = Schemas["StoredLog"];
 const LEVELS = ["", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"];
@@ -98,20 +99,19 @@ function Filters({ filter }: { filter: Filter }) {
       </label>
       <label>
         Ranks{" "}
-        <input
-          class="short"
+        <DraftInput
+          type="text"
+          isShort
           placeholder="all, or 0,2"
           value={filter.ranks}
-          onChange={(event) => {
-            const text = event.currentTarget.value;
+          onCommit={(text) => {
             if (readRanks(text) === null) complain(`ranks are numbers, such as 0,2, not ${text}`);
             else setQuery({ ranks: text });
           }}
         />
       </label>
       <label>
-        Text{" "}
-        <input type="search" value={filter.text} onChange={(event) => setQuery({ text: event.currentTarget.value })} />
+        Text <DraftInput type="search" value={filter.text} onCommit={(text) => setQuery({ text })} />
       </label>
       <label>
         <input
