@@ -37,7 +37,8 @@ export function ChartControls({ settings }: { settings: ChartSettings }) {
   const change = (end: keyof Range, text: string) => {
     const whole = range ?? { from: 0, to: Number.MAX_SAFE_INTEGER };
     const standard = end === "from" ? 0 : Number.MAX_SAFE_INTEGER;
-    const next = { ...whole, [end]: text === "" ? standard : Math.max(0, Math.round(Number(text))) };
+    const batch = Math.round(Number(text));
+    const next = { ...whole, [end]: text === "" || !(batch >= 0) ? standard : batch };
     set({ range: next.from === 0 && next.to === Number.MAX_SAFE_INTEGER ? null : next });
   };
   return (
@@ -64,24 +65,20 @@ export function ChartControls({ settings }: { settings: ChartSettings }) {
         <input type="checkbox" checked={isLog} onChange={(event) => set({ isLog: event.currentTarget.checked })} />{" "}
         logarithmic
       </label>
-      <label>
-        From batch{" "}
-        <DraftInput
-          type="number"
-          isShort
-          value={range === null || range.from === 0 ? "" : String(range.from)}
-          onCommit={(text) => change("from", text)}
-        />
-      </label>
-      <label>
-        to batch{" "}
-        <DraftInput
-          type="number"
-          isShort
-          value={range === null || range.to === Number.MAX_SAFE_INTEGER ? "" : String(range.to)}
-          onCommit={(text) => change("to", text)}
-        />
-      </label>
+      <DraftInput
+        label="From batch"
+        isNumber
+        isShort
+        value={range === null || range.from === 0 ? "" : String(range.from)}
+        onCommit={(text) => change("from", text)}
+      />
+      <DraftInput
+        label="to batch"
+        isNumber
+        isShort
+        value={range === null || range.to === Number.MAX_SAFE_INTEGER ? "" : String(range.to)}
+        onCommit={(text) => change("to", text)}
+      />
       <button type="button" disabled={range === null} onClick={() => set({ range: null })}>
         All batches
       </button>

@@ -97,22 +97,17 @@ function Filters({ filter }: { filter: Filter }) {
           ))}
         </select>
       </label>
-      <label>
-        Ranks{" "}
-        <DraftInput
-          type="text"
-          isShort
-          placeholder="all, or 0,2"
-          value={filter.ranks}
-          onCommit={(text) => {
-            if (readRanks(text) === null) complain(`ranks are numbers, such as 0,2, not ${text}`);
-            else setQuery({ ranks: text });
-          }}
-        />
-      </label>
-      <label>
-        Text <DraftInput type="search" value={filter.text} onCommit={(text) => setQuery({ text })} />
-      </label>
+      <DraftInput
+        label="Ranks"
+        isShort
+        placeholder="all, or 0,2"
+        value={filter.ranks}
+        onCommit={(text) => {
+          if (readRanks(text) === null) complain(`ranks are numbers, such as 0,2, not ${text}`);
+          else setQuery({ ranks: text });
+        }}
+      />
+      <DraftInput label="Text" value={filter.text} onCommit={(text) => setQuery({ text })} />
       <label>
         <input
           type="checkbox"
