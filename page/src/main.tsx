@@ -5,6 +5,7 @@ import { App } from "./app";
 import { startRouter } from "./router";
 import { startTheme } from "./theme";
 import "./style.css";
+import "./pages/study.css";
 
 startTheme();
 startRouter();

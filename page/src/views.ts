@@ -23,6 +23,7 @@ export const VIEWS: View[] = [
   },
   { pattern: "/projects/:id", title: "Project", load: async () => (await import("./pages/workspaces")).Project },
   { pattern: "/trials/:id", title: "Trial", load: async () => (await import("./pages/trial")).Trial },
+  { pattern: "/compare", title: "Compare", load: async () => (await import("./pages/compare")).Compare },
   { pattern: "/docs", title: "HTTP API", load: async () => (await import("./pages/api_docs")).ApiDocs },
 ];
 

@@ -1,42 +1,61 @@
-import { expect, it } from "vitest";
-import { joinCurves, smooth } from "../src/lib/curves";
+import { describe, expect, it } from "vitest";
+import { batchesBetween, type Curve, extended, joinCurves, smooth, toCurve } from "../src/lib/curves";
 
-it("joins curves of different batches", () => {
-  const curves = [
-    {
-      name: "a",
-      points: [
-        [1, 10],
-        [3, 30],
-      ] as [number, number][],
-    },
-    {
-      name: "b",
-      points: [
-        [2, 5],
-        [3, null],
-      ] as [number, number | null][],
-    },
-  ];
-  expect(joinCurves(curves)).toEqual([
-    [1, 2, 3],
-    [10, null, 30],
-    [null, 5, null],
-  ]);
+function curve(name: string, ...points: [number, number | null][]): Curve {
+  return { name, points: points.map(([batch, value]) => ({ batch, time: 1000 + batch, value })) };
+}
+
+describe("joinCurves", () => {
+  it("gives each curve a value at each batch, or null", () => {
+    const training = curve("training", [1, 0.5], [2, 0.4], [3, 0.3]);
+    const validation = curve("validation", [2, 0.6], [4, 0.5]);
+    expect(joinCurves([training, validation])).toEqual([
+      [1, 2, 3, 4],
+      [0.5, 0.4, 0.3, null],
+      [null, 0.6, null, 0.5],
+    ]);
+  });
+  it("sorts times as numbers", () => {
+    expect(joinCurves([curve("a", [9, 1], [10, 2])], "time")[0]).toEqual([1009, 1010]);
+  });
 });
 
-it("smooths a constant to itself, and keeps gaps", () => {
-  const curve = {
-    name: "a",
-    points: [
-      [1, 2],
-      [2, 2],
-      [3, null],
-      [4, 2],
-    ] as [number, number | null][],
-  };
-  const values = smooth(curve, 0.9).points.map(([, value]) => value);
-  expect(values[2]).toBeNull();
-  for (const value of [values[0], values[1], values[3]]) expect(value).toBeCloseTo(2, 10);
-  expect(smooth(curve, 0)).toBe(curve);
+describe("smooth", () => {
+  it("begins at the first value, and keeps gaps", () => {
+    const smoothed = smooth(curve("a", [1, 4], [2, null], [3, 0]), 0.5);
+    // The second value: (0.25 * 4 + 0.5 * 0) / 0.75.
+    expect(smoothed.points.map((point) => point.value)).toEqual([4, null, expect.closeTo(4 / 3, 10)]);
+  });
+  it("changes nothing without a weight", () => {
+    const plain = curve("a", [1, 4], [2, 0]);
+    expect(smooth(plain, 0)).toBe(plain);
+  });
+});
+
+describe("extended", () => {
+  it("adds later points alone, because a page and the stream overlap", () => {
+    const known = curve("a", [1, 4], [2, 3]);
+    expect(extended(known, { batch: 2, time: 0, value: 9 })).toBe(known);
+    expect(extended(known, { batch: 3, time: 0, value: 2 }).points).toHaveLength(3);
+    expect(known.points).toHaveLength(2);
+  });
+});
+
+describe("batchesBetween", () => {
+  const curves = [curve("a", [1, 4], [20, 3]), curve("b", [5, 4], [30, 3])];
+  it("finds the batches of a part of either axis", () => {
+    expect(batchesBetween(curves, "batch", 2, 25)).toEqual({ from: 5, to: 20 });
+    expect(batchesBetween(curves, "time", 1004, 1040)).toEqual({ from: 5, to: 30 });
+  });
+  it("finds none between two points", () => {
+    expect(batchesBetween(curves, "batch", 6, 7)).toBeNull();
+  });
+});
+
+it("reads the columns of a series", () => {
+  const columns = { batches: [1, 2], times: [7, 8], values: [0.5, 0.25] };
+  expect(toCurve("a", columns).points).toEqual([
+    { batch: 1, time: 7, value: 0.5 },
+    { batch: 2, time: 8, value: 0.25 },
+  ]);
 });

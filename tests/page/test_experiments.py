@@ -1,8 +1,7 @@
-"""The list of experiments, one experiment and one trial, in a browser, with a real trial in progress."""
+"""Actions on an experiment of the list, in a browser, with a real trial in progress."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,39 +46,6 @@ def experiment_id(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
     made: int = cluster.read("experiment", "create", folder / "config.yaml", folder)["experiment"]["id"]
     yield made
     cluster.run("experiment", "kill", str(made))
-
-
-def test_a_trial_is_followed_live(page: Page, cluster: Cluster, experiment_id: int) -> None:
-    page.goto(f"{cluster.http_url}/trials/{experiment_id}.1?tab=logs")
-    log = page.get_by_role("log")
-    expect(log).to_contain_text("batch 3 <b>bold</b>", timeout=60_000)
-    # Later lines come without a reload.
-    shown = int(re.findall(r"batch (\d+)", log.inner_text())[-1])
-    expect(log).to_contain_text(f"batch {shown + 5} ")
-    assert find_faults(page) == []
-
-    page.get_by_role("tab", name="Metrics").click()
-    figure = page.locator("figure").filter(has_text="loss").first
-    expect(figure.locator("canvas")).to_be_visible()
-    figure.get_by_text("Table of loss").click()
-    expect(figure.get_by_role("rowheader", name="1", exact=True)).to_be_visible()
-    assert find_faults(page) == []
-
-
-def test_an_experiment_tells_its_best_trial_and_keeps_notes(page: Page, cluster: Cluster, experiment_id: int) -> None:
-    page.goto(f"{cluster.http_url}/experiments/{experiment_id}")
-    expect(page.get_by_text(re.compile(r"accuracy 0\.9\d* of trial"))).to_be_visible(timeout=60_000)
-    assert find_faults(page) == []
-    texts = {"Trials": "learning_rate", "Learning curves": "Table of accuracy", "Configuration": "nightly"}
-    for tab, text in texts.items():
-        page.get_by_role("tab", name=tab).click()
-        expect(page.get_by_role("tabpanel").get_by_text(text).first).to_be_visible()
-        assert find_faults(page) == []
-    page.get_by_role("tab", name="Notes").click()
-    page.get_by_role("textbox", name="Notes").fill("a **good** one")
-    page.get_by_role("button", name="Save").click()
-    expect(page.get_by_role("status").filter(has_text="the notes are stored")).to_be_visible()
-    assert cluster.read("experiment", "describe", str(experiment_id))["experiment"]["notes"] == "a **good** one"
 
 
 def test_an_action_asks_and_is_seen_by_the_command_line(page: Page, cluster: Cluster, experiment_id: int) -> None:

@@ -1,21 +1,48 @@
-/** PURE: curves of metrics over batches, joined into the columns that a chart draws. */
+/** PURE: curves of metrics over batches or time, joined into the columns that a chart draws. */
+
+export interface Point {
+  batch: number;
+  /** Seconds since 1970. */
+  time: number;
+  value: number | null;
+}
 
 export interface Curve {
   name: string;
-  /** Batches and value, in the order of the batches. */
-  points: [number, number | null][];
+  /** In the order in which they were reported. */
+  points: Point[];
 }
 
-/** Returns the batches of all curves, and for each curve its value at each of them; null where it has none. */
-export function joinCurves(curves: Curve[]): [number[], ...(number | null)[][]] {
-  const batches = [...new Set(curves.flatMap((curve) => curve.points.map(([batch]) => batch)))].sort((a, b) => a - b);
-  const placeOf = new Map(batches.map((batch, index) => [batch, index]));
+export type Axis = "batch" | "time";
+
+interface Columns {
+  batches: number[];
+  times: number[];
+  values: number[];
+}
+
+/** Returns the curve of one series of the API. */
+export function toCurve(name: string, series: Columns): Curve {
+  const points = series.values.map((value, index) => ({
+    batch: series.batches[index] ?? 0,
+    time: series.times[index] ?? 0,
+    value,
+  }));
+  return { name, points };
+}
+
+/** Returns the places on the axis of all curves, and for each curve its value there; null where it has none. */
+export function joinCurves(curves: Curve[], axis: Axis = "batch"): [number[], ...(number | null)[][]] {
+  const places = [...new Set(curves.flatMap((curve) => curve.points.map((point) => point[axis])))].sort(
+    (a, b) => a - b,
+  );
+  const indexOf = new Map(places.map((place, index) => [place, index]));
   const columns = curves.map((curve) => {
-    const values: (number | null)[] = new Array(batches.length).fill(null);
-    for (const [batch, value] of curve.points) values[placeOf.get(batch) ?? 0] = value;
+    const values: (number | null)[] = new Array(places.length).fill(null);
+    for (const point of curve.points) values[indexOf.get(point[axis]) ?? 0] = point.value;
     return values;
   });
-  return [batches, ...columns];
+  return [places, ...columns];
 }
 
 /** Returns each value averaged with those before it, as an exponential mean. weight: of the past, from 0 to under 1. */
@@ -23,12 +50,38 @@ export function smooth(curve: Curve, weight: number): Curve {
   if (weight <= 0) return curve;
   let mean = 0;
   let total = 0;
-  const points = curve.points.map(([batch, value]): [number, number | null] => {
-    if (value === null) return [batch, null];
+  const points = curve.points.map((point): Point => {
+    if (point.value === null) return point;
     // Divided by the sum of the weights, so that the first values are not drawn towards 0.
-    mean = mean * weight + value * (1 - weight);
+    mean = mean * weight + point.value * (1 - weight);
     total = total * weight + (1 - weight);
-    return [batch, mean / total];
+    return { ...point, value: mean / total };
   });
   return { name: curve.name, points };
+}
+
+/** Returns the curve with a later point; the same one if it has that point, because streams and pages overlap. */
+export function extended(curve: Curve, point: Point): Curve {
+  const last = curve.points.at(-1);
+  if (last !== undefined && point.batch <= last.batch) return curve;
+  return { name: curve.name, points: [...curve.points, point] };
+}
+
+export interface Range {
+  from: number;
+  to: number;
+}
+
+/** Returns the batches of the points between two places of the axis; null if there are none. */
+export function batchesBetween(curves: Curve[], axis: Axis, low: number, high: number): Range | null {
+  let from = Number.POSITIVE_INFINITY;
+  let to = Number.NEGATIVE_INFINITY;
+  for (const curve of curves) {
+    for (const point of curve.points) {
+      if (point[axis] < low || point[axis] > high) continue;
+      from = Math.min(from, point.batch);
+      to = Math.max(to, point.batch);
+    }
+  }
+  return from <= to ? { from, to } : null;
 }

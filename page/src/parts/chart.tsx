@@ -1,86 +1,114 @@
-/** Curves over batches, drawn by uPlot, with a table of the same points behind them. Loaded with the first chart. */
+/** Curves over batches or time, drawn by uPlot, with a table of the same points behind them. Loaded with the first chart. */
 
 import { useEffect, useRef } from "preact/hooks";
 import uPlot from "uplot";
-import { type Curve, joinCurves } from "../lib/curves";
+import { type Axis, type Curve, joinCurves } from "../lib/curves";
+import { lookOf } from "../lib/look";
 import { formatNumber } from "../lib/text";
 import "uplot/dist/uPlot.min.css";
 
-// Each is told from its neighbours in both themes; dashes tell more curves apart.
-const COLOURS = ["#2f6fc4", "#c2571a", "#14803c", "#8a4bd0", "#b3201a", "#0d8390", "#8a6d00", "#c03b88"];
-const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const HEIGHT = 280;
 const TABLE_ROWS = 200;
 
-export function Chart({ title, curves, isLog }: { title: string; curves: Curve[]; isLog: boolean }) {
+interface Props {
+  title: string;
+  curves: Curve[];
+  isLog: boolean;
+  axis?: Axis;
+  /** Gets a part of the axis that was chosen with the mouse. */
+  onZoom?: (low: number, high: number) => void;
+  /** Gets a double click, which asks for the whole axis again. */
+  onReset?: () => void;
+  /** Numbers of the curves' looks, where the curves are a part of more; else they are counted. */
+  looks?: number[];
+  /** Where many curves are drawn, a list beside the chart takes the place of its legend. */
+  hasLegend?: boolean;
+}
+
+export function Chart(props: Props) {
+  const { title, curves, isLog, axis = "batch", looks, hasLegend = true } = props;
   const frame = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
-  const names = curves.map((curve) => curve.name).join("\n");
-  const data = joinCurves(curves);
-  const latest = useRef(data);
-  latest.current = data;
+  const data = joinCurves(curves, axis) as uPlot.AlignedData;
+  const latest = useRef({ data, props });
+  latest.current = { data, props };
+  const key = JSON.stringify([curves.map((curve) => curve.name), looks, isLog, axis, hasLegend]);
   useEffect(() => {
     const target = frame.current;
     if (target === null) return;
-    const style = getComputedStyle(target);
-    const axis = {
-      stroke: style.color,
-      grid: { stroke: style.borderColor, width: 1 },
-      ticks: { stroke: style.borderColor },
-    };
-    const series = names.split("\n").map((label, index) => ({
-      label,
-      stroke: COLOURS[index % COLOURS.length] ?? "",
-      dash: DASHES[Math.floor(index / COLOURS.length) % DASHES.length] ?? [],
-      width: 1.5,
-      spanGaps: true,
-    }));
-    const options: uPlot.Options = {
-      width: target.clientWidth,
-      height: HEIGHT,
-      series: [{ label: "Batches" }, ...series],
-      axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => formatNumber(tick)) }],
-      scales: { x: { time: false }, y: isLog ? { distr: 3 } : {} },
-    };
-    const made = new uPlot(options, latest.current as uPlot.AlignedData, target);
+    const made = new uPlot(optionsOf(target, latest.current.props), latest.current.data, target);
     plot.current = made;
+    const onDouble = () => latest.current.props.onReset?.();
+    made.over.addEventListener("dblclick", onDouble);
     const watching = new ResizeObserver(() => made.setSize({ width: target.clientWidth, height: HEIGHT }));
     watching.observe(target);
+    const made_hook = (self: uPlot) => {
+      const { left, width } = self.select;
+      if (width > 4) latest.current.props.onZoom?.(self.posToVal(left, "x"), self.posToVal(left + width, "x"));
+      if (width > 0) self.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    };
+    made.hooks.setSelect = [made_hook];
     return () => {
       watching.disconnect();
       made.destroy();
       plot.current = null;
     };
-  }, [names, isLog]);
+  }, [key]);
+  const drawn = useRef<unknown>(null);
   useEffect(() => {
-    plot.current?.setData(data as uPlot.AlignedData, false);
-    plot.current?.redraw();
-    if (plot.current !== null) plot.current.setData(data as uPlot.AlignedData);
+    if (drawn.current === curves) return;
+    drawn.current = curves;
+    plot.current?.setData(data);
   });
   return (
     <figure>
-      <figcaption>{title}</figcaption>
+      <figcaption title={title}>{title}</figcaption>
       <div ref={frame} class="chart" aria-hidden="true" />
       <details>
         <summary>Table of {title}</summary>
         {/* biome-ignore lint/a11y/noNoninteractiveTabindex: a table wider than the screen is scrolled by keyboard */}
         <section class="scroll tall" aria-label={`Values of ${title}`} tabIndex={0}>
-          <PointTable curves={curves} />
+          <PointTable curves={curves} axis={axis} />
         </section>
       </details>
     </figure>
   );
 }
 
-function PointTable({ curves }: { curves: Curve[] }) {
-  const [batches, ...columns] = joinCurves(curves);
-  const rows = (batches ?? []).slice(-TABLE_ROWS);
-  const first = (batches ?? []).length - rows.length;
+function optionsOf(
+  target: HTMLElement,
+  { curves, isLog, axis, looks, hasLegend = true, onZoom }: Props,
+): uPlot.Options {
+  const style = getComputedStyle(target);
+  const line = {
+    stroke: style.color,
+    grid: { stroke: style.borderColor, width: 1 },
+    ticks: { stroke: style.borderColor },
+  };
+  const series = curves.map((curve, index) => {
+    const { colour, dash } = lookOf(looks?.[index] ?? index);
+    return { label: curve.name, stroke: colour, dash, width: 1.5, spanGaps: true };
+  });
+  return {
+    width: target.clientWidth,
+    height: HEIGHT,
+    legend: { show: hasLegend },
+    cursor: { drag: { x: onZoom !== undefined, y: false, setScale: false } },
+    series: [{ label: axis === "time" ? "Time" : "Batches" }, ...series],
+    axes: [line, { ...line, size: 64, values: (_, ticks) => ticks.map((tick) => formatNumber(tick)) }],
+    scales: { x: { time: axis === "time" }, y: isLog ? { distr: 3 } : {} },
+  };
+}
+
+function PointTable({ curves, axis }: { curves: Curve[]; axis: Axis }) {
+  const [places, ...columns] = joinCurves(curves, axis);
+  const rows = (places ?? []).slice(-TABLE_ROWS);
+  const first = (places ?? []).length - rows.length;
   return (
     <table>
       <thead>
         <tr>
-          <th scope="col">Batches</th>
+          <th scope="col">{axis === "time" ? "Time" : "Batches"}</th>
           {curves.map((curve) => (
             <th key={curve.name} scope="col">
               {curve.name}
@@ -89,10 +117,10 @@ function PointTable({ curves }: { curves: Curve[] }) {
         </tr>
       </thead>
       <tbody>
-        {rows.map((batch, index) => (
-          <tr key={batch}>
+        {rows.map((place, index) => (
+          <tr key={place}>
             <th scope="row" class="number">
-              {batch}
+              {axis === "time" ? new Date(place * 1000).toLocaleString() : place}
             </th>
             {columns.map((values, column) => (
               <td key={curves[column]?.name} class="number">

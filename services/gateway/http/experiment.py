@@ -74,7 +74,11 @@ async def create_experiment(
         config = config.model_copy(update={"workspace": inherited.workspace, "project": inherited.project})
     code_sha256 = await _take_code(body, cases)
     experiment, warnings = await cases.experiments.create(
-        config.model_dump_json(), code_sha256, inherited.template, is_paused=not body.activate
+        config.model_dump_json(),
+        code_sha256,
+        inherited.template,
+        is_paused=not body.activate,
+        forked_from=body.forked_from or 0,
     )
     # Both sides check the configuration, so they may give the same warning.
     unique = list(dict.fromkeys([*config_warnings, *warnings]))

@@ -262,6 +262,7 @@ class CreateExperiment(
     template: str | None = None  # template whose settings the configuration overrides
     project_id: Int64 | None = None  # project in place of the names in the configuration
     activate: bool = True  # false creates it PAUSED
+    forked_from: Int64 | None = None  # experiment whose configuration and code it begins with, for the record
 
 
 class PreviewSearch(

@@ -1,0 +1,110 @@
+/** Curves of metrics: their history in few points from the gateway, and later points from the stream of changes. */
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { type Curve, extended, type Range, toCurve } from "../lib/curves";
+import { ApiError, api, type Schemas } from "./client";
+
+export interface SeriesKey {
+  trialId: string;
+  group: string;
+  metric: string;
+}
+
+export interface SeriesResult {
+  /** One for each key, in their order. null until the gateway has answered. */
+  curves: Curve[] | null;
+  error: ApiError | null;
+}
+
+type Report = Schemas["StoredMetrics"];
+type Listener = (reports: Report[] | null) => void;
+
+/** Where a view passes new reports on to its charts. null in place of reports: read the series anew. */
+export class ReportFeed {
+  private readonly listeners = new Set<Listener>();
+
+  pass(reports: Report[] | null): void {
+    for (const listener of this.listeners) listener(reports);
+  }
+
+  listen(listener: Listener): () => void {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+}
+
+interface Wanted {
+  trialIds: string[];
+  metrics: { group: string; name: string }[];
+  range: Range | null;
+  /** Points of each curve. With twice as many by new reports, the series is read anew. */
+  points: number;
+  nameOf: (key: SeriesKey) => string;
+  feed: ReportFeed;
+}
+
+export function useSeries({ trialIds, metrics, range, points, nameOf, feed }: Wanted): SeriesResult {
+  const [result, setResult] = useState<SeriesResult & { of: string }>({ of: "", curves: null, error: null });
+  const [round, setRound] = useState(0);
+  const keys = useRef<SeriesKey[]>([]);
+  // Another range of the same curves keeps those that are drawn until it is there.
+  const of = JSON.stringify([trialIds, metrics]);
+  const key = `${of} ${JSON.stringify(range)}`;
+  useEffect(() => {
+    const ending = new AbortController();
+    const query = {
+      trialIds,
+      metrics: metrics.map(({ group, name }) => `${group}/${name}`),
+      maxDatapoints: points,
+      ...(range === null ? {} : { fromBatch: range.from, toBatch: range.to }),
+    };
+    if (trialIds.length === 0 || metrics.length === 0) {
+      setResult({ of, curves: [], error: null });
+      return;
+    }
+    api.get("/api/v1/metrics/series", { query, signal: ending.signal }).then(
+      ({ series }) => {
+        keys.current = series.map(({ trialId, group, metric }) => ({ trialId, group, metric }));
+        const curves = series.map((each) => toCurve(nameOf(each), each));
+        setResult({ of, curves, error: null });
+      },
+      (failure) => {
+        if (ending.signal.aborted) return;
+        if (!(failure instanceof ApiError)) throw failure;
+        setResult((former) => ({ of, curves: former.of === of ? former.curves : null, error: failure }));
+      },
+    );
+    return () => ending.abort();
+  }, [key, points, round]);
+  const current = useRef(result.curves);
+  current.current = result.curves;
+  useEffect(
+    () =>
+      feed.listen((reports) => {
+        const curves = current.current;
+        if (reports === null || curves === null) {
+          setRound((former) => former + 1);
+          return;
+        }
+        const next = curves.map((curve, index) => withReports(curve, keys.current[index], reports, range));
+        if (next.every((curve, index) => curve === curves[index])) return;
+        current.current = next;
+        if (next.some((curve) => curve.points.length > 2 * points)) setRound((former) => former + 1);
+        setResult((former) => ({ ...former, curves: next }));
+      }),
+    [feed, points, key],
+  );
+  return result.of === of ? result : { curves: null, error: null };
+}
+
+function withReports(curve: Curve, key: SeriesKey | undefined, reports: Report[], range: Range | null): Curve {
+  let next = curve;
+  for (const { trialId, time, point } of reports) {
+    const value = point.metrics[key?.metric ?? ""];
+    if (key === undefined || trialId !== key.trialId || point.group !== key.group || value === undefined) continue;
+    const batch = point.batchesCompleted;
+    if (range !== null && (batch < range.from || batch > range.to)) continue;
+    next = extended(next, { batch, time: time ? Date.parse(time) / 1000 : 0, value });
+  }
+  return next;
+}

@@ -1,0 +1,111 @@
+/** What the views of one experiment share: its row of the table, kept up to date, its configuration, and its trials. */
+
+import { useEffect, useState } from "preact/hooks";
+import { useChanges } from "../../api/changes";
+import { ApiError, api, type Schemas } from "../../api/client";
+import { complain } from "../../toast";
+
+export interface StudyRow {
+  id: number;
+  name: string;
+  owner: string;
+  state: string;
+  outcome: string | null;
+  reason: string | null;
+  labels: string[];
+  notes: string | null;
+  description: string | null;
+  archived: boolean;
+  deleting: boolean;
+  startTime: string | null;
+  endTime: string | null;
+  workspace: string | null;
+  project: string | null;
+  forkedFrom: number | null;
+  searcher: string | null;
+  metric: string | null;
+  smallerIsBetter: boolean | null;
+  pool: string | null;
+  slots: number | null;
+  maxSlots: number | null;
+  priority: number | null;
+  numTrials: number;
+  numTrialsPlanned: number | null;
+  numTrialsEnded: number;
+  progress: number | null;
+  batches: number;
+  restarts: number;
+  best: number | null;
+  bestTrial: string | null;
+}
+
+const FIELDS =
+  "name,owner,state,outcome,reason,labels,notes,description,archived,deleting,startTime,endTime,workspace,project," +
+  "forkedFrom,searcher,metric,smallerIsBetter,pool,slots,maxSlots,priority,numTrials,numTrialsPlanned," +
+  "numTrialsEnded,progress,batches,restarts,best,bestTrial";
+
+export interface Study {
+  row: StudyRow;
+  experiment: Schemas["Experiment"];
+  /** Why no further trial starts; null if nothing prevents it. */
+  reason: Schemas["Reason"] | null;
+  tasks: Schemas["TaskExplanation"][];
+}
+
+/** Loads an experiment without its trials, and keeps its row up to date. */
+export function useStudy(id: number): { study: Study | null; error: ApiError | null; isGone: boolean } {
+  const [row, setRow] = useState<StudyRow | null>(null);
+  const [cursor, setCursor] = useState("");
+  const [why, setWhy] = useState<Schemas["Explanation"] | null>(null);
+  const [error, setError] = useState<ApiError | null>(null);
+  const [isGone, setGone] = useState(false);
+  const [round, setRound] = useState(0);
+  const fail = (failure: unknown) => (failure instanceof ApiError ? setError(failure) : complain(failure));
+  useEffect(() => {
+    const query = { filter: `id = ${id}`, fields: FIELDS };
+    api.get("/api/v1/tables/{table}", { parts: { table: "experiments" }, query }).then((page) => {
+      const found = page.rows[0] as unknown as StudyRow | undefined;
+      if (found !== undefined) setRow(found);
+      setCursor(page.cursor);
+    }, fail);
+  }, [id, round]);
+  // Its reason changes with the queue, of which the row knows nothing: it is read again with each change of the row.
+  const key = row === null ? "" : [row.state, row.outcome, row.numTrials, row.numTrialsEnded].join();
+  useEffect(() => {
+    api.get("/api/v1/jobs/{job_id}/explanation", { parts: { job_id: String(id) } }).then(setWhy, fail);
+  }, [id, key, round]);
+  const query = { experiments: true, experimentFilter: `id = ${id}`, experimentFields: FIELDS, cursor };
+  useChanges(
+    cursor === "" ? null : query,
+    ({ experiments }) => {
+      const changed = experiments?.rows.find((each) => each.id === id);
+      if (changed !== undefined) setRow(changed as unknown as StudyRow);
+      if (experiments?.gone.includes(id)) setGone(true);
+    },
+    () => setRound((former) => former + 1),
+  );
+  const study = row === null || why === null ? null : { row, experiment: why.experiment, ...reasonOf(why) };
+  return { study, error, isGone };
+}
+
+function reasonOf({ reason, tasks }: Schemas["Explanation"]) {
+  return { reason, tasks };
+}
+
+export interface TrialRow {
+  id: string;
+  state: string;
+  outcome: string | null;
+  [field: string]: unknown;
+}
+
+/** Returns the names of the hyperparameters of an experiment's trials, and of their validation metrics. */
+export async function readFields(id: number): Promise<{ hparams: string[]; metrics: string[] }> {
+  const query = { experimentId: id, limit: 1000 };
+  const { fields } = await api.get("/api/v1/tables/{table}/fields", { parts: { table: "trials" }, query });
+  const names = fields.map((field) => field.name);
+  return {
+    hparams: names.filter((name) => name.startsWith("hp.")),
+    metrics: names.filter((name) => name.startsWith("validation.")),
+  };
+}

@@ -1,0 +1,87 @@
+"""Experiments of the tests of the page: one that reports until it is ended, a search, and one that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.cluster import Cluster
+
+HOSTILE = "<img src=x onerror=alert(1)>\u202egnp"
+
+# The code is user code, which knows only the core library.
+_LIVE = f"""\
+import time
+import gangline
+
+with gangline.core.init() as core:
+    for batch in range(1, 100_000):
+        metrics = {{"loss": 1 / batch, {HOSTILE!r}: batch}}
+        core.train.report_training_metrics(steps_completed=batch, metrics=metrics)
+        if batch % 10 == 0:
+            core.train.report_validation_metrics(steps_completed=batch, metrics={{"loss": 2 / batch}})
+        print(f"\\x1b[31mbatch {{batch}}\\x1b[0m <b>bold</b>", flush=True)
+        if core.preempt.should_preempt():
+            break
+        time.sleep(0.1)
+"""
+_SEARCH = """\
+import gangline
+
+with gangline.core.init() as core:
+    rate = gangline.get_cluster_info().trial.hparams["rate"]
+    for batch in (1, 2, 3):
+        core.train.report_validation_metrics(steps_completed=batch, metrics={"error": rate / batch})
+    with core.checkpoint.store_path({"steps_completed": 3}) as (path, _):
+        (path / "weights of a model.txt").write_text("1 2 3")
+"""
+NUM_LINES = 3000
+NUM_METRICS = 2000
+_BROKEN = f"""\
+import gangline
+
+with gangline.core.init() as core:
+    metrics = {{f"group/metric {{number:04}}": number for number in range({NUM_METRICS})}}
+    core.train.report_training_metrics(steps_completed=1, metrics=metrics)
+    for line in range({NUM_LINES}):
+        print(f"line {{line}}" + (" WARNING: odd" if line == 17 else ""))
+    raise RuntimeError("the <b>data</b> ran out")
+"""
+
+
+def start_live(cluster: Cluster, folder: Path) -> int:
+    """One trial that reports a metric and prints a line for each batch, until it is ended."""
+    config = "searcher: {name: single, metric: loss, max_length: {batches: 100000}}\nhyperparameters: {depth: 3}\n"
+    return _create(cluster, folder, _LIVE, f"name: live\n{config}")
+
+
+def run_search(cluster: Cluster, folder: Path) -> int:
+    """Three trials that differ in two hyperparameters; each stores a checkpoint."""
+    config = """\
+name: search
+labels: [first]
+searcher: {name: grid, metric: error, max_length: {batches: 3}}
+hyperparameters:
+  rate: {type: categorical, vals: [0.001, 0.1, 1.0]}
+  width: 8
+checkpoint_storage: {save_trial_latest: 5}
+"""
+    made = _create(cluster, folder, _SEARCH, config)
+    cluster.run("experiment", "wait", str(made), seconds=120)
+    return made
+
+
+def run_broken(cluster: Cluster, folder: Path) -> int:
+    """One trial that reports thousands of metrics, prints thousands of lines, and fails."""
+    config = "name: broken\nsearcher: {name: single, metric: error, max_length: {batches: 3}}\nmax_restarts: 0\n"
+    made = _create(cluster, folder, _BROKEN, config)
+    cluster.run("experiment", "wait", str(made), seconds=120, check=False)
+    return made
+
+
+def _create(cluster: Cluster, folder: Path, code: str, config: str) -> int:
+    (folder / "train.py").write_text(code)
+    (folder / "lib").mkdir()
+    (folder / "lib/model.py").write_text("DEPTH = 3\n")
+    (folder / "config.yaml").write_text(f"entrypoint: python3 train.py\n{config}")
+    number: int = cluster.read("experiment", "create", folder / "config.yaml", folder)["experiment"]["id"]
+    return number

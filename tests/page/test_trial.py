@@ -1,0 +1,130 @@
+"""One trial in a browser: its metrics and its log while they come in, thousands of metrics and lines, and a failure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.page import studies
+from tests.support.browser import find_faults
+from tests.support.cluster import Cluster
+from tests.support.wait import until_sync
+
+
+@pytest.fixture(scope="module")
+def live_id(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    made = studies.start_live(cluster, tmp_path_factory.mktemp("live"))
+    yield made
+    cluster.run("experiment", "kill", str(made))
+
+
+@pytest.fixture(scope="module")
+def broken_id(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> int:
+    return studies.run_broken(cluster, tmp_path_factory.mktemp("broken"))
+
+
+def _last_batch(text: str) -> int:
+    return int(re.findall(r"batch (\d+)", text)[-1])
+
+
+def test_metrics_and_lines_appear_while_it_runs(page: Page, cluster: Cluster, live_id: int) -> None:
+    page.goto(f"{cluster.http_url}/trials/{live_id}.1?tab=logs")
+    log = page.get_by_role("log")
+    expect(log).to_contain_text("batch 3 <b>bold</b>", timeout=60_000)
+    shown = _last_batch(log.inner_text())
+    expect(log).to_contain_text(f"batch {shown + 5} ")
+    assert find_faults(page) == []
+
+    page.get_by_role("tab", name="Metrics").click()
+    figure = page.locator("figure").filter(has_text="Table of loss")
+    expect(figure.locator("canvas")).to_be_visible()
+    # Training and validation are in one chart.
+    expect(figure.locator(".u-legend")).to_contain_text("training")
+    expect(figure.locator(".u-legend")).to_contain_text("validation")
+    figure.get_by_text("Table of loss").click()
+    newest = figure.get_by_role("rowheader").last
+    first = int(newest.inner_text())
+    until_sync(lambda: int(newest.inner_text()) > first, "a later point of the chart")
+    # A name is shown as it is written.
+    expect(page.locator("figcaption").filter(has_text="<img src=x onerror=alert(1)>")).to_be_visible()
+    assert find_faults(page) == []
+    page.get_by_label("Axis").select_option("time")
+    expect(figure.get_by_role("columnheader").first).to_have_text("Time")
+
+
+def test_its_state_changes_by_itself(page: Page, cluster: Cluster, live_id: int) -> None:
+    page.goto(f"{cluster.http_url}/experiments/{live_id}")
+    page.get_by_role("button", name="Pause").click()
+
+    def state() -> str:
+        return str(cluster.read("experiment", "describe", str(live_id))["experiment"]["state"])
+
+    until_sync(lambda: state() == "PAUSED", "the experiment being paused")
+    expect(page.get_by_role("button", name="Activate")).to_be_visible()
+    cluster.run("experiment", "activate", str(live_id))
+    expect(page.get_by_role("button", name="Pause")).to_be_visible()
+
+
+def test_of_thousands_of_metrics_the_visible_charts_are_made(page: Page, cluster: Cluster, broken_id: int) -> None:
+    page.goto(f"{cluster.http_url}/trials/{broken_id}.1")
+    expect(page.get_by_text(f"{studies.NUM_METRICS} metrics")).to_be_visible()
+    expect(page.locator("figure canvas").first).to_be_visible()
+    assert page.locator("figure").count() <= 12
+    page.get_by_role("button", name="Show more metrics").scroll_into_view_if_needed()
+    expect(page.get_by_text("Table of group/metric 0023")).to_be_visible()
+    expect(page.get_by_text("Table of group/metric 0000")).to_have_count(0)
+    page.get_by_label("Metric contains").fill("metric 1999")
+    expect(page.locator("figcaption")).to_have_text(["group/metric 1999"])
+    assert find_faults(page) == []
+
+
+def test_a_long_log_is_searched_and_read_backwards(page: Page, cluster: Cluster, broken_id: int) -> None:
+    page.goto(f"{cluster.http_url}/trials/{broken_id}.1?tab=logs")
+    log = page.get_by_role("log")
+    expect(log).to_contain_text(f"line {studies.NUM_LINES - 1}")
+    assert log.locator(".line").count() < 200
+    # Older lines come as one scrolls up, until the first one is there.
+    log.focus()
+
+    def is_at_start() -> bool:
+        page.keyboard.press("Home")
+        return "from the first one on" in page.get_by_role("tabpanel").inner_text()
+
+    until_sync(is_at_start, "the beginning of the log")
+    page.keyboard.press("Home")
+    expect(log.locator(".line").first).to_contain_text(re.compile(r"line 0$"))
+    assert find_faults(page) == []
+    page.get_by_label("Text").fill("line 1234")
+    page.keyboard.press("Enter")
+    page.get_by_label("follow").check()
+    expect(log.locator(".line")).to_have_count(1)
+    expect(log).to_contain_text("line 1234")
+    page.get_by_label("Text").fill("")
+    page.keyboard.press("Enter")
+    page.get_by_label("Ranks").fill("5")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("No line matches so far.")).to_be_visible()
+    assert page.get_by_label("Ranks").input_value() == "5"
+    page.get_by_label("Ranks").fill("")
+    page.keyboard.press("Enter")
+    # A time before the first line leads to it.
+    hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    page.get_by_label("Jump to").fill(hour_ago.strftime("%Y-%m-%dT%H:%M:%S"))
+    expect(page.get_by_label("follow")).not_to_be_checked()
+    expect(log.locator(".line").first).to_contain_text(re.compile(r"line 0$"))
+
+
+def test_a_failure_is_explained(page: Page, cluster: Cluster, broken_id: int) -> None:
+    page.goto(f"{cluster.http_url}/trials/{broken_id}.1?tab=overview")
+    expect(page.get_by_text("Rank 0 failed first")).to_be_visible()
+    expect(page.locator("pre")).to_contain_text("RuntimeError: the <b>data</b> ran out")
+    assert find_faults(page) == []
+    page.get_by_role("link", name="Its log").click()
+    expect(page.get_by_role("tab", name="Logs")).to_have_attribute("aria-selected", "true")
+    page.get_by_label("Text").fill("RuntimeError")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("log")).to_contain_text("RuntimeError: the <b>data</b> ran out")
