@@ -6,9 +6,9 @@ import { api, type Schemas } from "../api/client";
 import { useLive } from "../api/live";
 import { commandOf, describeStanding, type QueueUpdate } from "../lib/queue";
 import { count, formatUtc } from "../lib/text";
-import { Confirm, Dialog, Loading, Problem } from "../parts/basic";
+import { Dialog, Loading, Problem } from "../parts/basic";
 import { Head, Same, TableFrame } from "../parts/form";
-import { say } from "../toast";
+import { complain, say } from "../toast";
 
 const KINDS = {
   priority: "Priority, from 1 (most urgent) to 99",
@@ -76,31 +76,36 @@ export function ChangeDialog({ job, onChosen, onClose }: ChangeProps) {
 
 /** Shows what the change would do, and makes it when the reader says so. */
 export function EffectDialog({ update, onClose }: { update: QueueUpdate; onClose: () => void }) {
+  const [isBusy, setBusy] = useState(false);
   const key = JSON.stringify(update);
   const preview = useLive(key, (signal) => api.post("/api/v1/job-queues/preview", { body: update, signal }), 0);
-  const title = `Effect on the queue of a change of experiment ${update.jobId}`;
-  if (preview.value === null) {
-    return (
-      <Dialog title={title} onClose={onClose}>
-        {preview.error ? <Problem error={preview.error} /> : <Loading />}
-        <Same command={commandOf(update)} />
-        <div class="row end">
-          <button type="button" onClick={onClose}>
-            Back
-          </button>
-        </div>
-      </Dialog>
-    );
-  }
-  const confirm = async () => {
-    await api.post("/api/v1/job-queues", { body: { updates: [update] } });
-    say(`the queue is changed: experiment ${update.jobId}`);
+  const change = async () => {
+    setBusy(true);
+    try {
+      await api.post("/api/v1/job-queues", { body: { updates: [update] } });
+      say(`the queue is changed: experiment ${update.jobId}`);
+    } catch (failure) {
+      complain(failure);
+    }
+    onClose();
   };
   return (
-    <Confirm title={title} action="Do it" onConfirm={confirm} onClose={onClose}>
-      <Differences preview={preview.value} />
+    <Dialog title={`Effect on the queue of a change of experiment ${update.jobId}`} onClose={onClose}>
+      <Problem error={preview.error} />
+      {preview.value === null && preview.error === null ? <Loading /> : null}
+      {preview.value === null ? null : <Differences preview={preview.value} />}
       <Same command={commandOf(update)} />
-    </Confirm>
+      <div class="row end">
+        <button type="button" onClick={onClose}>
+          Back
+        </button>
+        {preview.value === null ? null : (
+          <button type="button" class="main" disabled={isBusy} onClick={change}>
+            Do it
+          </button>
+        )}
+      </div>
+    </Dialog>
   );
 }
 

@@ -11,9 +11,10 @@ import io
 import tarfile
 from collections.abc import AsyncIterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
+from pydantic import Field
 
 from gangline.config import read_config
 from gangline.config.task import plan_task
@@ -36,7 +37,7 @@ class NewTask(
 ):
     """Starts a task."""
 
-    kind: TaskKind
+    kind: Annotated[TaskKind, Field(strict=False)]
     # settings of a command with Determined's names, as of `gangline cmd run --config-file`: YAML, or a JSON object
     config: str | dict[str, Any] = ""
     template: str | None = None  # template whose settings the configuration overrides
