@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ checkpoint_storage: {save_trial_latest: 2}
 
 
 @pytest.fixture(scope="module")
-def experiment_id(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def experiment_id(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> int:
     """An experiment that has ended with two checkpoints."""
     folder: Path = tmp_path_factory.mktemp("saves")
     (folder / "train.py").write_text(TRAIN)
@@ -39,7 +38,7 @@ def experiment_id(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
     with cluster.connect() as client:
         view = client.wait_experiment(made)
     assert view.experiment.outcome == "COMPLETED", view.experiment.reason
-    yield made
+    return made
 
 
 def listed(cluster: Cluster, experiment_id: int) -> list[str]:

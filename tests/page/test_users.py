@@ -15,7 +15,8 @@ SHOWN = "<script>alert(1)</script> \u05e9\u05dc\u05d5\u05dd"
 
 
 def user_of(cluster: Cluster, name: str) -> dict[str, object]:
-    [found] = [user for user in cluster.read("user", "list") if user["name"] == name]
+    users: list[dict[str, object]] = cluster.read("user", "list")
+    [found] = [user for user in users if user["name"] == name]
     return found
 
 

@@ -41,10 +41,10 @@ async def list_checkpoints(
     """Lists checkpoints, the oldest first. owner: only those of this user's experiments. text: a part of the id, of the
     trial's id or of the experiment's name."""
     checkpoints, owners = cases.checkpoints.select(owner, text)
-    page = _page(checkpoints[::-1] if newestFirst else checkpoints, offset, limit)
-    shown = {checkpoint.experiment_id for checkpoint in page.checkpoints}
-    names = {str(number): name for number, name in owners.items() if number in shown}
-    return OwnedCheckpointPage(**dict(page), owners=names)
+    ordered = checkpoints[::-1] if newestFirst else checkpoints
+    numbers = {checkpoint.experiment_id for checkpoint in ordered[offset : offset + limit if limit else None]}
+    shown_owners = {str(number): owners.get(number, "") for number in numbers}
+    return OwnedCheckpointPage(**dict(_page(ordered, offset, limit)), owners=shown_owners)
 
 
 @router.get("/experiments/{experiment_id}/checkpoints", tags=["checkpoints"])
