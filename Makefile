@@ -6,7 +6,7 @@ ARGS ?=
 # Without its files of bytecode each of many processes would compile torch, and each worker of pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test mutants check format protos async-client folders release-protos wheel bench constraints clean
+.PHONY: help setup demo test pictures mutants check format protos async-client folders release-protos wheel bench constraints clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ demo: setup ## Bring a cluster up, train the digits example over two agents, tak
 
 test: setup ## Run all tests; ARGS="tests/unit -k name" narrows it down
 	@scripts/test $(ARGS)
+
+pictures: setup ## Write the pictures of the page in docs/images, from a real cluster and browser
+	@scripts/test tests/page/test_pictures.py --pictures
 
 mutants: setup ## Plant small defects and show those that no test notices; ARGS="20 --seed 7" chooses how many and which
 	@$(PYTHON_OF_VENV) scripts/mutants.py $(ARGS)

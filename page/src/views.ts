@@ -24,6 +24,17 @@ export const VIEWS: View[] = [
   { pattern: "/projects/:id", title: "Project", load: async () => (await import("./pages/workspaces")).Project },
   { pattern: "/trials/:id", title: "Trial", load: async () => (await import("./pages/trial")).Trial },
   { pattern: "/compare", title: "Compare", load: async () => (await import("./pages/compare")).Compare },
+  { pattern: "/queue", title: "Queue", load: async () => (await import("./pages/queue")).Queue },
+  { pattern: "/tasks", title: "Tasks", load: async () => (await import("./pages/tasks")).Tasks },
+  {
+    pattern: "/checkpoints",
+    title: "Checkpoints",
+    load: async () => (await import("./pages/checkpoints")).Checkpoints,
+  },
+  { pattern: "/templates", title: "Templates", load: async () => (await import("./pages/templates")).Templates },
+  { pattern: "/cluster", title: "Cluster", load: async () => (await import("./pages/cluster")).Cluster },
+  { pattern: "/users", title: "Users", load: async () => (await import("./pages/users")).Users },
+  { pattern: "/settings", title: "Account", load: async () => (await import("./pages/settings")).Settings },
   { pattern: "/docs", title: "HTTP API", load: async () => (await import("./pages/api_docs")).ApiDocs },
 ];
 
@@ -32,5 +43,12 @@ export const NAVIGATION = [
   { path: "/", text: "Home" },
   { path: "/experiments", text: "Experiments" },
   { path: "/workspaces", text: "Workspaces" },
+  { path: "/queue", text: "Queue" },
+  { path: "/tasks", text: "Tasks" },
+  { path: "/checkpoints", text: "Checkpoints" },
+  { path: "/templates", text: "Templates" },
+  { path: "/cluster", text: "Cluster" },
+  { path: "/users", text: "Users" },
+  { path: "/settings", text: "Account" },
   { path: "/docs", text: "API" },
 ];

@@ -30,6 +30,7 @@ from services.gateway.http import (
     series,
     session,
     table,
+    task,
     trace,
     usage,
     user,
@@ -53,7 +54,7 @@ _DESCRIBED: Any = {"title": "Gangline", "version": gangline.__version__, "descri
 # In the order in which their routes are tried.
 _PARTS = (
     experiment, table, live, history, queue, agent, cluster, usage, fusion, operation, trace, output, project,
-    series, retention, user, session, saved_view,
+    series, retention, user, session, saved_view, task,
 )  # fmt: skip
 
 

@@ -17,6 +17,10 @@ from services.gateway.usecase.shared.following import begin
 router = APIRouter(prefix="/api/v1", route_class=Route, responses=ERRORS)
 
 
+class OwnedCheckpointPage(CheckpointPage):
+    owners: dict[str, str]  # user who created each experiment, by the ids in `experimentId`
+
+
 @router.get("/master", tags=["cluster"], include_in_schema=False)
 @router.get("/cluster", tags=["cluster"])
 async def get_cluster(cases: Cases) -> model.ClusterView:
@@ -25,8 +29,22 @@ async def get_cluster(cases: Cases) -> model.ClusterView:
 
 
 @router.get("/checkpoints", tags=["checkpoints"])
-async def list_checkpoints(cases: Cases, offset: Offset = 0, limit: Limit = 0) -> CheckpointPage:
-    return _page(await cases.checkpoints.list(), offset, limit)
+async def list_checkpoints(
+    cases: Cases,
+    *,
+    owner: str = "",
+    text: str = "",
+    newestFirst: bool = False,  # noqa: N803  the API's names are in camel case
+    offset: Offset = 0,
+    limit: Limit = 0,
+) -> OwnedCheckpointPage:
+    """Lists checkpoints, the oldest first. owner: only those of this user's experiments. text: a part of the id, of the
+    trial's id or of the experiment's name."""
+    checkpoints, owners = cases.checkpoints.select(owner, text)
+    ordered = checkpoints[::-1] if newestFirst else checkpoints
+    numbers = {checkpoint.experiment_id for checkpoint in ordered[offset : offset + limit if limit else None]}
+    shown_owners = {str(number): owners.get(number, "") for number in numbers}
+    return OwnedCheckpointPage(**dict(_page(ordered, offset, limit)), owners=shown_owners)
 
 
 @router.get("/experiments/{experiment_id}/checkpoints", tags=["checkpoints"])

@@ -134,6 +134,7 @@ class Job(Answer):
     job_id: str  # id of its experiment
     trial_id: str
     name: str
+    username: str  # user who created the experiment
     resource_pool: str
     # priority of its experiment, else of its pool; null if it holds slots and no scheduler has reported the pool's yet
     priority: int | None
@@ -179,6 +180,7 @@ def job_of(task: Task) -> Job:
         "job_id": str(task.trial.experiment_id),
         "trial_id": task.trial.id,
         "name": task.experiment_name,
+        "username": task.owner,
         "resource_pool": task.pool,
         "priority": task.priority,
         "weight": task.weight,

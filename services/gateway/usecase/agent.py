@@ -46,11 +46,14 @@ class Agents:
             for agent in sorted(self._mirror.state.agents.all(), key=lambda agent: agent.id)
         ]
 
-    def holders(self) -> dict[str, SlotHolder]:
-        """Returns the work behind each allocation that holds slots, by the allocation's id."""
+    def holders(self, allocation_ids: Collection[str] | None = None) -> dict[str, SlotHolder]:
+        """Returns the work behind each allocation that holds slots, by the allocation's id. allocation_ids: only
+        these."""
         state = self._mirror.state
         holders: dict[str, SlotHolder] = {}
         for allocation in state.allocations.all():
+            if allocation_ids is not None and allocation.id not in allocation_ids:
+                continue
             experiment = state.experiments.find(keys.experiment(allocation.experiment_id))
             if allocation.state is not State.TERMINAL and experiment is not None:
                 holders[allocation.id] = SlotHolder(

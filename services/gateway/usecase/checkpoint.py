@@ -43,6 +43,24 @@ class Checkpoints:
             return [checkpoint] if checkpoint is not None and experiment_id in (0, checkpoint.experiment_id) else []
         return sorted(checkpoints, key=lambda checkpoint: (checkpoint.created_at, checkpoint.id))
 
+    def select(self, owner: str = "", text: str = "") -> tuple[Sequence[Checkpoint], dict[int, str]]:
+        """Returns checkpoints, the oldest first, and the owners of their experiments by id.
+
+        owner: only those of this user's experiments. text: a part of the checkpoint's or the trial's id, or of the
+        experiment's name, in upper or lower case.
+        """
+        state, wanted = self._mirror.state, text.lower()
+        experiments = {experiment.id: experiment for experiment in state.experiments.all()}
+        found = []
+        for checkpoint in state.checkpoints.all():
+            experiment = experiments.get(checkpoint.experiment_id)
+            of_owner, name = (experiment.owner, experiment.name) if experiment is not None else ("", "")
+            is_text_in = any(wanted in each.lower() for each in (checkpoint.id, checkpoint.trial_id, name))
+            if owner in ("", of_owner) and is_text_in:
+                found.append(checkpoint)
+        owners = {number: experiment.owner for number, experiment in experiments.items()}
+        return sorted(found, key=lambda checkpoint: (checkpoint.created_at, checkpoint.id)), owners
+
     def find(self, checkpoint_id: str) -> Checkpoint:
         """Returns one checkpoint. Raises GanglineError `checkpoint.not_found`."""
         checkpoint = self._mirror.state.checkpoints.find(keys.checkpoint(checkpoint_id))

@@ -129,11 +129,14 @@ async def test_agents_come_with_the_holders_of_their_slots(etcd: EtcdClient, see
         member = Member("a1", 0, ("a1/1",))
         held = Allocation("7.1.2", "7.1", 7, 2, 1, "default", (member,), state=State.RUNNING)
         await etcd.commit([put(held)])
-        assert (await events.next("changes"))["agents"]["rows"][0]["allocationIdBySlotId"] == {"a1/1": "7.1.2"}
+        agents = (await events.next("changes"))["agents"]
+        assert agents["rows"][0]["allocationIdBySlotId"] == {"a1/1": "7.1.2"}
+        holder = {"trialId": "7.1", "experimentId": 7, "experimentName": "digits", "owner": "alice", "state": "RUNNING"}
+        assert agents["holders"] == {"7.1.2": holder}
         await etcd.commit([Delete(keys.allocation("7.1.2"))])
         assert (await events.next("changes"))["agents"]["rows"][0]["allocationIdBySlotId"] == {}
         await etcd.commit([Delete(keys.agent("a1"))])
-        assert (await events.next("changes"))["agents"] == {"rows": [], "gone": ["a1"]}
+        assert (await events.next("changes"))["agents"] == {"rows": [], "gone": ["a1"], "holders": {}}
 
 
 async def test_the_queue_comes_whole_and_then_by_changes(etcd: EtcdClient, seen: Client, leader: StandInLeader) -> None:

@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent / "static"
 # The first part of each address that the page has; page/src/router.ts names the pages. None is one of the API's.
 PAGES = frozenset({
     "", "sign-in", "enter", "experiments", "trials", "compare", "queue", "cluster", "workspaces", "projects", "tasks",
-    "models", "templates", "users", "tokens", "audit", "webhooks", "settings", "docs",
+    "models", "checkpoints", "templates", "users", "tokens", "audit", "webhooks", "settings", "docs",
 })  # fmt: skip
 _ASSETS = "/assets/"
 # The document's links are relative to this; each answer names the path up to the page's own.

@@ -19,6 +19,7 @@ from sse_starlette import ServerSentEvent
 
 from gangline.errors import unavailable
 from services.gateway.http import model
+from services.gateway.http.agent import SlotHolder
 from services.gateway.http.live.cursor import Cursor
 from services.gateway.http.live.metrics_feed import MetricsFeed
 from services.gateway.http.live.queue_feed import QueueFeed
@@ -221,7 +222,12 @@ class Stream:
         views = self._cases.agents.find_all(ids)
         rows = ",".join(model.AgentView.model_validate(view).model_dump_json(by_alias=True) for view in views)
         gone = sorted(ids - {view.agent.id for view in views})
-        return f'"agents":{{"rows":[{rows}],"gone":{_json(gone)}}}'
+        shown = {allocation_id for view in views for allocation_id in view.allocation_id_by_slot_id.values()}
+        holders = {
+            allocation_id: SlotHolder.model_validate(holder).model_dump(mode="json", by_alias=True)
+            for allocation_id, holder in self._cases.agents.holders(shown).items()
+        }
+        return f'"agents":{{"rows":[{rows}],"gone":{_json(gone)},"holders":{_json(holders)}}}'
 
 
 def _reset(after: Cursor) -> ServerSentEvent:
