@@ -167,15 +167,14 @@ function Row({ checkpoint, owner, show, remove }: RowProps) {
 
 function FilesDialog({ checkpoint, onClose }: { checkpoint: Checkpoint; onClose: () => void }) {
   const files = Object.entries(checkpoint.resources).filter(([path]) => !path.endsWith("/"));
+  const address = addressOf(`/api/v1/checkpoints/${encodeURIComponent(checkpoint.id)}/files/`);
   return (
     <Dialog title={`Files of checkpoint ${checkpoint.id}`} onClose={onClose}>
       {files.length === 0 ? <p>It names no files.</p> : null}
       <ul class="plain">
         {files.map(([path, size]) => (
           <li key={path}>
-            <a
-              href={`${addressOf(`/api/v1/checkpoints/${encodeURIComponent(checkpoint.id)}/files/`)}${encodePath(path)}`}
-            >
+            <a href={address + encodePath(path)}>
               <Name text={path} />
             </a>{" "}
             <span class="quiet">{formatBytes(size)}</span>
