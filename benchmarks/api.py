@@ -28,7 +28,7 @@ import sqlalchemy as sa
 from benchmarks.cluster import running_cluster
 from benchmarks.listing import experiment_of, fill_state, headers_of, http_address, wait_for_mirror
 from benchmarks.machine import describe_machine
-from benchmarks.process import processor_seconds
+from benchmarks.process import processor_seconds, run_benchmark
 from benchmarks.statistic import summarise
 from gangline.domain.history import LogLine, MetricsPoint
 from gangline.local.layout import Layout
@@ -188,4 +188,4 @@ async def _follow(data: Path, gateway: psutil.Process, headers: dict[str, str], 
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark(main)
