@@ -145,7 +145,7 @@ def test_supervisor_outlives_a_disk_that_takes_no_writes(cluster: Cluster) -> No
     resource.prlimit(before.supervisor.pid, resource.RLIMIT_FSIZE, (0, most))
     try:
         os.kill(agent.pid, signal.SIGKILL)
-        started, deadline = set(), time.monotonic() + RESTART_SECONDS
+        started, deadline = set[int](), time.monotonic() + RESTART_SECONDS
         # A new agent ends soon, so the pauses between two looks are short.
         while len(started - {agent.pid}) < 2:
             assert time.monotonic() < deadline, "the second restart of agent-1"
