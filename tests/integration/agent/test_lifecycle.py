@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gangline.v1 import agent_pb2, types_pb2
+from services.agent.connection import heartbeat
 from tests.support.agent_process import AgentProcess, is_running, make_spec, wait_until
 from tests.support.stand_in_scheduler import StandInScheduler
 
@@ -410,6 +411,25 @@ async def test_heartbeats_go_on_while_the_journal_waits_for_the_disk(
     assert scheduler.num_heartbeats == beats, "the event loop waits for the disk"
     with draft.open("rb"):
         await scheduler.wait_status("1.1.1", types_pb2.STATE_TERMINAL)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root raises a priority")
+async def test_one_thread_of_the_agent_sends_heartbeats_before_the_ranks_run(
+    scheduler: StandInScheduler, agent: AgentProcess
+) -> None:
+    await agent.start()
+    await scheduler.wait_for(lambda: scheduler.pulses)
+    assert agent.process is not None
+    priority_by_thread = _priorities(agent.process.pid)
+    # The main thread, which has the event loop, and all others are as urgent as ranks.
+    assert priority_by_thread.pop(agent.process.pid) == 0
+    assert sorted(priority_by_thread.values()) == [heartbeat.PRIORITY, *[0] * (len(priority_by_thread) - 1)]
+    assert heartbeat.PRIORITY < 0
+
+
+def _priorities(pid: int) -> dict[int, int]:
+    threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+    return {thread: os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
 
 
 # Some containers let root raise a priority, but protect nothing from the OOM killer.

@@ -51,7 +51,7 @@ _FORKED = (
     "--config", "searcher={name: single, metric: loss, max_length: {batches: 1}}",
 )  # fmt: skip
 _COMMANDS = {
-    "status": (), "top": (), "usage": ("--since", "7d"), "preview-search": ("const.yaml",),
+    "status": (), "top": (), "open": ("--print",), "usage": ("--since", "7d"), "preview-search": ("const.yaml",),
     "experiment create": ("const.yaml",), "experiment list": (), "experiment describe": ("1",),
     "experiment find": ("r1",), "experiment follow": ("1",),
     "experiment logs": ("1",), "experiment metrics": ("1",), "experiment wait": ("1",), "experiment kill": ("1",),

@@ -159,7 +159,7 @@ async def test_moved_data_that_differ_are_thrown_away(
     monkeypatch.setattr(etcd_move, "_run_alone", lambda *_: next(extents))
     lines: list[str] = []
     assert etcd_move.prepare_etcd(layout, lines.append).path == wheel.path
-    assert f"shows Extent(revision={revision - 1}, num_keys=19)" in lines[0]
+    assert f" failed: {safe} has revision {revision - 1}, 19 keys, {wheel} has revision {revision}, 19 keys" in lines[0]
     monkeypatch.undo()
     assert await _read(layout, wheel) == (revision, EXPECTED)
 

@@ -9,6 +9,7 @@ import pytest
 
 from services.common.connection import stranger_watch
 from services.common.connection.stranger_watch import StrangerWatch
+from tests.support.virtual_time import VirtualTime
 
 
 def test_other_sockets_are_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,3 +85,20 @@ async def test_a_scan_is_left_out_while_the_number_of_open_files_stays(
     with pytest.raises(LookupError, match="no more counts"):
         await watch.run(1)
     assert len(scans) == num_scans
+
+
+@pytest.mark.parametrize("began_at", [100.2, 100.9])
+def test_scans_are_due_at_the_same_times_in_all_processes_and_more_often_after_one_that_closed(
+    began_at: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scanned_at: list[float] = []
+    clock, watch = VirtualTime(began_at), StrangerWatch(4)
+
+    def scan(_port: int) -> int:
+        scanned_at.append(clock.now)
+        return int(len(scanned_at) == 2)
+
+    monkeypatch.setattr(stranger_watch, "_count_open_files", lambda: 0)
+    monkeypatch.setattr(watch, "scan", scan)
+    clock.run(watch.run(1), 104.5 - began_at)
+    assert scanned_at == pytest.approx([101.0, 102.0, 102.1, 103.0, 104.0])

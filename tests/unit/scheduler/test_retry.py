@@ -297,6 +297,16 @@ def test_killed_means_canceled() -> None:
     assert killed.reason == "as asked"
 
 
+def test_a_trial_that_its_searcher_closed_keeps_the_reason_also_where_it_completes_by_itself() -> None:
+    """As one whose script ends with exit code 0 after the order to stop."""
+    trial = Trial("1.1", 1, 1, closing=Outcome.COMPLETED, reason="its searcher stopped it")
+    allocation = _allocation(_exit(ExitKind.COMPLETED), stop_kind=ExitKind.PREEMPTED)
+    decision = decide(trial, allocation, 2, Outcome.COMPLETED, RULES, now=100.0, had_gateway=True)
+    assert (decision.outcome, decision.reason) == (Outcome.COMPLETED, "its searcher stopped it")
+    killed = decide(trial, allocation, 2, Outcome.CANCELED, RULES, now=100.0, had_gateway=True)
+    assert (killed.outcome, killed.reason) == (Outcome.COMPLETED, "")
+
+
 def test_a_failure_is_described_with_rank_and_agent() -> None:
     assert describe(ExitReport("a2", ExitKind.USER_ERROR, "ValueError: no", rank=3)) == (
         "rank 3 on agent a2: ValueError: no"

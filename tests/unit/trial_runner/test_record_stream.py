@@ -1,4 +1,5 @@
-"""The stream of records ends in every order in which its answers and its writes complete."""
+"""The stream of records: when its requests are due, and its end in every order in which its answers and its writes
+complete."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from services.trial_runner.delivery.channel_route import ChannelRoute
 from services.trial_runner.delivery.record_stream import RecordStream
 from services.trial_runner.delivery.recorder import Recorder
 from services.trial_runner.delivery.spool import Spool
+from tests.support.virtual_time import VirtualTime
 from tests.support.wait import within
 
 
@@ -59,11 +61,7 @@ async def test_it_ends_though_its_last_write_completes_as_it_is_cancelled(
     """turns: of the event loop, from the answer to the end of the write that it answers."""
     call = _Call()
     monkeypatch.setattr(ingest_pb2_grpc, "IngestServiceStub", lambda _: call)
-    spool = Spool(tmp_path, make_folder=lambda: None, agent_id="a1", on_damage=lambda _: None)
-    recorder = Recorder(spool, "a1")
-    stream = RecordStream(
-        spool, recorder.has_news, ChannelRoute("gateway", ["127.0.0.1:1"]), spool_id="7.1.1/0", trial_id="7.1"
-    )
+    stream, recorder = _stream(tmp_path)
     running = asyncio.create_task(stream.run(lambda: "token"))
     recorder.note("the last line")
     await within(60, call.has_begun.wait())
@@ -78,6 +76,45 @@ async def test_it_ends_though_its_last_write_completes_as_it_is_cancelled(
     assert running.cancelled()
 
 
+def _stream(folder: Path) -> tuple[RecordStream, Recorder]:
+    spool = Spool(folder, make_folder=lambda: None, agent_id="a1", on_damage=lambda _: None)
+    recorder = Recorder(spool, "a1")
+    route = ChannelRoute("gateway", ["127.0.0.1:1"])
+    return RecordStream(spool, recorder.has_news, route, spool_id="7.1.1/0", trial_id="7.1"), recorder
+
+
 async def _end(draining: asyncio.Task[bool], running: asyncio.Task[None]) -> None:
     assert await draining
     await cancel(running)
+
+
+@pytest.mark.parametrize("began_at", [100.3, 100.8])
+def test_requests_after_the_first_are_due_at_the_same_times_in_all_processes_until_it_is_drained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began_at: float
+) -> None:
+    """A record each tenth of a second, from the beginning until the drain at 103.25."""
+    clock, written_at = VirtualTime(began_at), list[float]()
+
+    class Call(_Call):
+        async def write(self, request: ingest_pb2.IngestRequest) -> None:
+            written_at.append(clock.now)
+            await super().write(request)
+            self.answer()
+
+    async def deliver() -> None:
+        call = Call()
+        call.complete_write()
+        monkeypatch.setattr(ingest_pb2_grpc, "IngestServiceStub", lambda _: call)
+        monkeypatch.setattr(ChannelRoute, "channel", lambda _: None)
+        stream, recorder = _stream(tmp_path)
+        running = asyncio.create_task(stream.run(lambda: "token"))
+        while clock.now < 103.2:
+            recorder.note("a line")
+            await asyncio.sleep(0.1)
+        recorder.note("the last line")
+        assert await stream.drain(0.05)
+        await cancel(running)
+
+    clock.run(deliver(), 10.0)
+    assert written_at[:-1] == pytest.approx([began_at, 101.0, 102.0, 103.0])
+    assert 103.2 <= written_at[-1] < 103.4
