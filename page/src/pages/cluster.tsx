@@ -1,7 +1,7 @@
 /** The cluster: its services and pools, its slots as a map, and what was used. */
 
-import { useAgents, useQueue } from "../api/cluster_changes";
 import { api } from "../api/client";
+import { useAgents, useQueue } from "../api/cluster_changes";
 import { useLive } from "../api/live";
 import { listPools, listSlots } from "../lib/slots";
 import { count } from "../lib/text";

@@ -1,8 +1,8 @@
 /** A change of the queue: which one, what it would do, and only then doing it. */
 
 import { useState } from "preact/hooks";
-import type { Job } from "../api/cluster_changes";
 import { api, type Schemas } from "../api/client";
+import type { Job } from "../api/cluster_changes";
 import { useLive } from "../api/live";
 import { commandOf, describeStanding, type QueueUpdate } from "../lib/queue";
 import { count, formatUtc } from "../lib/text";

@@ -107,11 +107,11 @@ def test_every_call_of_the_http_page_is_one_of_the_gateway(line: str, words: lis
         elif word.startswith("$GATEWAY"):
             url = word.removeprefix("$GATEWAY")
     path, _, typed = url.partition("?")
-    query += typed.split("&")
+    parameters += typed.split("&")
     operation = _find(method, path)
     assert operation is not None, f"{method} {path} is no call"
     known = {parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"}
-    given = [*query.split("&"), *parameters]
+    given = parameters
     assert {part.partition("=")[0] for part in given if part} <= known, line
     if body and body != "@-":
         schema = operation["requestBody"]["content"]["application/json"]["schema"]

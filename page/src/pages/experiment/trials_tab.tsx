@@ -28,6 +28,13 @@ export function Trials({ row }: { row: StudyRow }) {
   }, [row.id, row.numTrials === 0]);
   const fields = writeFields([...BASE, ...(hparams ?? [])]);
   const table = useTrialRows(row.id, hparams === null ? null : fields, sort);
+  const { rows, total, loadMore } = table;
+  const needRange = useCallback(
+    (_first: number, last: number) => {
+      if (rows.length < total && last >= rows.length - 1) loadMore();
+    },
+    [rows.length, total, loadMore],
+  );
   if (row.numTrials === 0) return <Empty>The scheduler has made no trial yet.</Empty>;
   const columns = columnsOf(row, hparams ?? [], selected, toggle);
   return (
@@ -48,10 +55,10 @@ export function Trials({ row }: { row: StudyRow }) {
         label="Trials"
         columns={columns}
         numPinned={2}
-        rows={table.rows}
-        total={table.total}
+        total={total}
+        rowAt={(index) => rows[index]}
         keyOf={(trial) => trial.id}
-        onEnd={table.loadMore}
+        onRange={needRange}
       />
     </>
   );
