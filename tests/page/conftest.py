@@ -1,4 +1,4 @@
-"""One cluster and one browser for all tests of the page in a process, and trials that are in progress on it."""
+"""One cluster for all tests of the page in a process, and one browser for each file."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ def user_page(browser: Browser, cluster: Cluster) -> Iterator[Page]:
         client.deactivate_user("ann")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Ends with the file: while Playwright runs, so does an event loop, beside which no other test can start one."""
     with running_browser() as started:
         yield started
 

@@ -36,7 +36,7 @@ def test_a_search_is_shown_by_its_trials_and_plots(page: Page, cluster: Cluster,
     assert find_faults(page) == []
 
     page.get_by_role("tab", name="Trials").click()
-    rows = page.get_by_role("table", name="Trials").get_by_role("row")
+    rows = page.get_by_role("grid", name="Trials").get_by_role("row")
     page.get_by_label("Sort by").select_option("hp.rate")
     page.get_by_label("greatest first").check()
     expect(rows.nth(1)).to_contain_text(f"{search_id}.3")

@@ -48,7 +48,7 @@ def _complete_answers(path: str, operation: dict[str, Any]) -> None:
     problem[_PROBLEM] = problem.pop(_JSON)
     follows = any(parameter["name"] == "follow" for parameter in operation.get("parameters", ()))
     if follows or path.endswith("/events"):
-        answers["200"].setdefault("content", {})[_EVENTS] = {"schema": {"type": "string"}}
+        answers["200"].setdefault("content", {})[_EVENTS] = {}
 
 
 def _add_examples(operation: dict[str, Any], body_examples: Mapping[str, Any]) -> None:

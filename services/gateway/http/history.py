@@ -12,7 +12,6 @@ from typing import Annotated
 
 import structlog
 from fastapi import APIRouter, Depends, Header, Query
-from pydantic import AwareDatetime
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from gangline.domain.history import ALL_ATTEMPTS, MAX_SERIES_POINTS, MIN_SERIES_POINTS, StoredMetrics
@@ -109,7 +108,7 @@ async def experiment_logs(
     return await _logs(cases, Scope(experiment_id), window, selection)
 
 
-Time = Annotated[AwareDatetime, Query(description="A time with a zone")]
+Time = Annotated[log_model.ZonedTime, Query(description="A time with a zone")]
 
 
 @router.get("/experiments/{experiment_id}/logs/place")

@@ -6,12 +6,13 @@ The parameters have Determined's names and meanings where Determined has the par
 from __future__ import annotations
 
 import datetime
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
 import re2
 from fastapi import Depends, Query
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, BeforeValidator
 
 from gangline.domain import history
 from gangline.domain.history import LogFilter, levels_from, parse_level
@@ -19,6 +20,16 @@ from gangline.domain.state import LogLevel
 from gangline.errors import invalid
 from services.gateway.http.answer import Answer
 from services.gateway.http.model import INT64_MAX, Report
+
+
+def _refuse_number(value: object) -> object:
+    """A number would count as seconds since 1970, which the description does not offer."""
+    if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9.]+", value.strip()):
+        raise ValueError("is a number; give a time with a zone, such as 2026-11-28T09:30:00Z")
+    return value
+
+
+ZonedTime = Annotated[AwareDatetime, BeforeValidator(_refuse_number)]
 
 
 class LogLine(Answer, record=history.LogLine):
@@ -57,10 +68,10 @@ class LineSelection:
     ] = ()
     level: Annotated[str, Query(description="Only lines of this level and of more severe ones")] = ""
     timestamp_after: Annotated[
-        AwareDatetime | None, Query(alias="timestampAfter", description="Only lines of this time or later, with a zone")
+        ZonedTime | None, Query(alias="timestampAfter", description="Only lines of this time or later, with a zone")
     ] = None
     timestamp_before: Annotated[
-        AwareDatetime | None, Query(alias="timestampBefore", description="Only lines before this time, with a zone")
+        ZonedTime | None, Query(alias="timestampBefore", description="Only lines before this time, with a zone")
     ] = None
     search_text: Annotated[
         str, Query(alias="searchText", description="Only lines that contain this text, in upper or lower case")

@@ -45,7 +45,7 @@ class SessionEnd(Answer):
     """Is empty."""
 
 
-@router.post("/session")
+@router.post("/session", openapi_extra={"security": []})
 async def post_session(body: NewSession, request: Request, open_cases: Open) -> UserAnswer:
     """Opens a session of 7 days, and sets its cookie. The request needs the header `X-Gangline-Page: 1`, as do all
     requests that the cookie authorises, except a visit to an address. Programs use a token."""

@@ -149,7 +149,7 @@ class BulkAnswer(Answer):
     next_after_id: int | None  # afterId of the next call of the order; null if all experiments had their turn
 
 
-@router.post("/experiments/bulk", tags=["experiments"])
+@router.post("/bulk/experiments", tags=["experiments"])
 async def change_experiments(body: BulkBody, cases: KeyedCases) -> BulkAnswer:
     """Kills, pauses, activates, cancels, archives, unarchives, deletes, moves or labels experiments, up to 500 in one
     call. Each is changed with the checks of the action on a single one; an error of one does not stop the others."""

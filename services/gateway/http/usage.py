@@ -105,7 +105,7 @@ class UsageHistory(Answer):
     points: list[UsagePoint]  # by period, the largest first
 
 
-@router.get("/usage/history", response_model=UsageHistory)
+@router.get("/usage/history", response_model=UsageHistory, responses={200: {"content": {"text/csv": {}}}})
 async def get_usage_history(
     cases: Cases,
     start: Annotated[date, Query(alias="startDate", description="The first day, in UTC")],

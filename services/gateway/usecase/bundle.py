@@ -40,7 +40,7 @@ from services.gateway.usecase.open.task import TaskProofs
 from services.gateway.usecase.output import Outputs
 from services.gateway.usecase.project import Projects
 from services.gateway.usecase.queue import JobQueue
-from services.gateway.usecase.queue_preview import PreviewLimit, QueuePreview
+from services.gateway.usecase.queue_preview import QueuePreview
 from services.gateway.usecase.removal import Removals
 from services.gateway.usecase.runner.code import CodeDelivery
 from services.gateway.usecase.runner.ingest import Ingest
@@ -49,6 +49,7 @@ from services.gateway.usecase.saved_view import SavedViews
 from services.gateway.usecase.shared.delivery import Deliveries
 from services.gateway.usecase.shared.following import Following
 from services.gateway.usecase.shared.pending import Pending
+from services.gateway.usecase.shared.preview_limit import PreviewLimit
 from services.gateway.usecase.shared.stored_code import StoredCode
 from services.gateway.usecase.shared.task_secret import TaskSecrets
 from services.gateway.usecase.shared.tunnel_table import TunnelTable

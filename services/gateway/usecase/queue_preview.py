@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
 
 from gangline.domain.experiment import QueueMove, ResourceChange
 from gangline.domain.settled.reading import settle
@@ -22,12 +21,11 @@ from gangline.v1 import scheduler_pb2
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.caller import Caller
 from services.gateway.usecase.shared.parsing import off_loop
+from services.gateway.usecase.shared.preview_limit import PreviewLimit
 from services.gateway.usecase.shared.view import Views
 
 PLANNER = (sys.executable, "-P", "-m", "services.scheduler.simulator", "-", "--json")
 PLAN_SECONDS = 30.0
-# Previews at a time, each with two processes. Further ones wait.
-AT_A_TIME = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +56,6 @@ class Preview:
     pool: str
     differences: tuple[Difference, ...]  # first those of the changed experiment, then the others in the new order
     num_waiting: int  # trials that wait after the change
-
-
-class PreviewLimit:
-    """Bounds the processes of all callers. A caller has one preview at a time, so others need not wait for many."""
-
-    def __init__(self) -> None:
-        self._places = asyncio.Semaphore(AT_A_TIME)
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-
-    @asynccontextmanager
-    async def enter(self, caller: str) -> AsyncIterator[None]:
-        """Waits until this caller may start a preview, and holds its place while the block lasts."""
-        turn = self._turns.setdefault(caller, asyncio.Lock())
-        async with turn, self._places:
-            yield
 
 
 class QueuePreview:

@@ -123,7 +123,7 @@ async def test_fields_and_refusals(etcd: EtcdClient, client: Client) -> None:
 async def test_an_action_on_all_that_match(etcd: EtcdClient, client: Client, leader: StandInLeader) -> None:
     await put_experiments(etcd, 30)
     await wait_for(client, 30)
-    path, headers = "/api/v1/experiments/bulk", {"Idempotency-Key": "once"}
+    path, headers = "/api/v1/bulk/experiments", {"Idempotency-Key": "once"}
     order = {"action": "LABEL", "filter": "outcome = FAILED", "addLabels": ["bad"]}
 
     counted = (await client.http.post(path, json={**order, "dryRun": True})).json()
@@ -164,7 +164,7 @@ async def test_a_long_order_goes_on_after_the_last_id(
     order: dict[str, Any] = {"action": "LABEL", "filter": "id > 0", "addLabels": ["seen"], "afterId": 0}
     changed: list[int] = []
     while order["afterId"] is not None:
-        answer = (await client.http.post("/api/v1/experiments/bulk", json=order)).json()
+        answer = (await client.http.post("/api/v1/bulk/experiments", json=order)).json()
         changed += [item["id"] for item in answer["results"]]
         order["afterId"] = answer["nextAfterId"]
     assert changed == list(range(1, 11))

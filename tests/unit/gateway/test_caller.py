@@ -162,7 +162,9 @@ def test_the_changes_that_take_their_request_id_from_a_header() -> None:
     experiment = "/api/v1/experiments"
     others = {
         experiment,
-        *(f"{experiment}/{rest}" for rest in ("bulk", "{experiment_id}/continue", "{experiment_id}/move")),
+        *(f"{experiment}/{{experiment_id}}/{rest}" for rest in ("continue", "move")),
+        "/api/v1/bulk/experiments",
+        "/api/v1/tasks",
     }
     assert keyed == changes | {("post", path) for path in others}
 

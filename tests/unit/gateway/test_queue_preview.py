@@ -15,11 +15,11 @@ from services.gateway.usecase.queue_preview import (
     NOWHERE,
     Difference,
     PlannedStanding,
-    PreviewLimit,
     change_snapshot,
     compare,
     standings_of,
 )
+from services.gateway.usecase.shared.preview_limit import PreviewLimit
 from services.scheduler.placement.plan import plan
 from services.scheduler.placement.simulation_file import dump_plan, parse_simulation
 

@@ -247,5 +247,5 @@ function ProjectChoice({ value, onChange }: { value: number; onChange: (id: numb
 }
 
 function order(body: Partial<Schemas["BulkBody"]> & { action: Action }) {
-  return api.post("/api/v1/experiments/bulk", { body: body as Schemas["BulkBody"] });
+  return api.post("/api/v1/bulk/experiments", { body: body as Schemas["BulkBody"] });
 }
