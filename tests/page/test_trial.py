@@ -53,6 +53,13 @@ def test_metrics_and_lines_appear_while_it_runs(page: Page, cluster: Cluster, li
     expect(page.locator("figcaption").filter(has_text="<img src=x onerror=alert(1)>")).to_be_visible()
     assert find_faults(page) == []
     page.get_by_label("Axis").select_option("time")
+
+    def has_table() -> bool:
+        """A chart that was out of sight, as in the narrow window, is made anew, with its table closed."""
+        figure.locator("details").evaluate("details => { details.open = true }")
+        return figure.get_by_role("columnheader").count() > 0
+
+    until_sync(has_table, "the table of the chart")
     expect(figure.get_by_role("columnheader").first).to_have_text("Time")
 
 
