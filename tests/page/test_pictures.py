@@ -22,7 +22,7 @@ import time
 import gangline
 
 with gangline.core.init() as core:
-    rate = core.train.hyperparameters["learning_rate"]
+    rate = gangline.get_cluster_info().trial.hparams["learning_rate"]
     for batch in range(1, 2001):
         loss = 2.3 * math.exp(-batch * rate / 4) + 0.15 + 0.02 * math.sin(batch)
         core.train.report_training_metrics(steps_completed=batch, metrics={"loss": loss})
@@ -50,7 +50,7 @@ def test_pictures(browser: Browser, cluster: Cluster, tmp_path: Path) -> None:
     FOLDER.mkdir(exist_ok=True)
     with window(browser, viewport=SIZE, color_scheme="light") as page:
         page.goto(cluster.run("open", "--print").stdout.strip())
-        expect(page.get_by_role("link", name=f"{number}.1").first).to_be_visible()
+        expect(page.get_by_text("digits").first).to_be_visible()
         take(page, "home")
         page.goto(f"{cluster.http_url}/experiments")
         expect(page.get_by_role("row").filter(has_text="digits").first).to_contain_text("RUNNING")
@@ -69,9 +69,11 @@ def test_pictures(browser: Browser, cluster: Cluster, tmp_path: Path) -> None:
 
 
 def num_batches(cluster: Cluster, number: int) -> int:
-    tasks = cluster.read("job", "list")
-    reports = [task["progress"] for task in tasks if task["trial"]["id"] == f"{number}.1" and task["progress"]]
-    return max((int(report["batches_completed"]) for report in reports), default=0)
+    """Returns how many batches the first trial has reported."""
+    with cluster.connect() as client:
+        trials = client.get_experiment(number).trials
+    report = trials[0].training if trials else None
+    return report.batches_completed if report is not None else 0
 
 
 def take(page: Page, name: str) -> None:
