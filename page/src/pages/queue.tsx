@@ -125,17 +125,7 @@ function Waiting({ jobs, pool }: { jobs: Job[]; pool: string }) {
           {jobs.length > ROWS_SHOWN ? <p>{count(jobs.length - ROWS_SHOWN, "further job")} not shown here.</p> : null}
         </>
       )}
-      {changed === null ? null : (
-        <ChangeDialog
-          job={changed}
-          onClose={() => setChanged(null)}
-          onChosen={(wanted) => {
-            setChanged(null);
-            setUpdate(wanted);
-          }}
-        />
-      )}
-      {update === null ? null : <EffectDialog update={update} onClose={() => setUpdate(null)} />}
+      <ChangeDialogs changed={changed} setChanged={setChanged} update={update} setUpdate={setUpdate} />
     </section>
   );
 }
@@ -229,6 +219,22 @@ function Running({ jobs }: { jobs: Job[] }) {
         </TableFrame>
       )}
       {jobs.length > ROWS_SHOWN ? <p>{count(jobs.length - ROWS_SHOWN, "further job")} not shown here.</p> : null}
+      <ChangeDialogs changed={changed} setChanged={setChanged} update={update} setUpdate={setUpdate} />
+    </section>
+  );
+}
+
+interface DialogsProps {
+  changed: Job | null;
+  setChanged: (job: Job | null) => void;
+  update: QueueUpdate | null;
+  setUpdate: (update: QueueUpdate | null) => void;
+}
+
+/** The dialogs of one change: what is wanted of a job, then its effect. */
+function ChangeDialogs({ changed, setChanged, update, setUpdate }: DialogsProps) {
+  return (
+    <>
       {changed === null ? null : (
         <ChangeDialog
           job={changed}
@@ -240,6 +246,6 @@ function Running({ jobs }: { jobs: Job[] }) {
         />
       )}
       {update === null ? null : <EffectDialog update={update} onClose={() => setUpdate(null)} />}
-    </section>
+    </>
   );
 }
