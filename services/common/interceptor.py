@@ -29,8 +29,9 @@ _log = structlog.get_logger(__name__)
 CALLS = Counter("gangline_grpc_server_calls_total", "Calls answered", ["method", "status"])
 CALL_SECONDS = Histogram("gangline_grpc_server_call_seconds", "Time of one unary call", ["method"])
 
-# Turns of the event loop in which grpc ends a call after its handler. It takes three.
-_TURNS = 10
+# Turns of the event loop in which grpc's outermost task of a call ends after the one that runs the handler. One is
+# needed.
+_TURNS = 3
 Admit = Callable[[str, str | None], Awaitable[None]]
 Context = Any
 NO_LIMITS = CallLimits()
@@ -94,26 +95,24 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 class OpenCalls:
-    """Counts the calls whose handlers run."""
+    """Keeps grpc's tasks of the calls whose handlers have begun. A task ends after its handler, once the status is
+    sent."""
 
     def __init__(self) -> None:
-        self._num_open = 0
-        self._are_ended = asyncio.Event()
-        self._are_ended.set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    def __enter__(self) -> None:
-        self._num_open += 1
-        self._are_ended.clear()
-
-    def __exit__(self, *_: object) -> None:
-        self._num_open -= 1
-        if not self._num_open:
-            self._are_ended.set()
+    def note(self) -> None:
+        """A handler calls this as it begins."""
+        task = asyncio.current_task()
+        if task is not None and task not in self._tasks:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def wait_ended(self) -> None:
         """Returns once no handler runs, and grpc has ended its own tasks around them. If the event loop ended those,
         grpc would log each of them as an error."""
-        await self._are_ended.wait()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
         for _ in range(_TURNS):
             await asyncio.sleep(0)
 
@@ -201,12 +200,12 @@ class _Call:
 
         async def run(requests: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                with self._open_calls:
-                    peer = peer_host(context.peer())
-                    request = await reader.read(guard, peer, aiter(requests))
-                    if isinstance(request, _Unreadable | None):
-                        guard.fail_address(peer)
-                    response = await handler.unary_unary(_check(request or _no_request(self._method)), context)
+                self._open_calls.note()
+                peer = peer_host(context.peer())
+                request = await reader.read(guard, peer, aiter(requests))
+                if isinstance(request, _Unreadable | None):
+                    guard.fail_address(peer)
+                response = await handler.unary_unary(_check(request or _no_request(self._method)), context)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the top of every call
                 await self._end(context, error)
             self._count("ok")
@@ -252,12 +251,12 @@ class _Call:
             started = time.monotonic()
             self._note(context)
             try:
-                with self._open_calls:
-                    if is_stream:
-                        with self._streams.held(peer_host(context.peer())):
-                            response = await inner(_Requests(request, self._message_seconds), context)
-                    else:
-                        response = await inner(_check(request), context)
+                self._open_calls.note()
+                if is_stream:
+                    with self._streams.held(peer_host(context.peer())):
+                        response = await inner(_Requests(request, self._message_seconds), context)
+                else:
+                    response = await inner(_check(request), context)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the top of every call
                 await self._end(context, error)
             self._count("ok")
@@ -272,7 +271,8 @@ class _Call:
         async def run(request: Any, context: Context) -> AsyncIterator[Any]:
             self._note(context)
             try:
-                with self._open_calls, self._streams.held(peer_host(context.peer())):
+                self._open_calls.note()
+                with self._streams.held(peer_host(context.peer())):
                     requests = _Requests(request, self._message_seconds) if is_stream else _check(request)
                     async for response in inner(requests, context):
                         if self._readmit is not None:

@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 # RESOURCE_EXHAUSTED.
 MAX_CALLS = 8192
 # Limit for the end of handlers that were cancelled.
-CANCEL_SECONDS = 1.0
+CANCEL_SECONDS = 5.0
 CONNECTIONS_OPTION = "grpc.max_allowed_incoming_connections"
 # The part of the process's open files that is for connections of this server.
 _FILES_DIVISOR = 2

@@ -84,5 +84,6 @@ def test_services_pools_and_usage_are_shown(page: Page, cluster: Cluster, tmp_pa
     started.value.save_as(tmp_path / "usage.csv")
     [row] = csv.DictReader((tmp_path / "usage.csv").read_text().splitlines())
     used = {entry["key"]: entry["cpu_slot_seconds"] for entry in cluster.read("usage", "--since", "1d")["entries"]}
-    assert (row["owner"], float(row["slot_seconds"]) > 1) == ("admin", True)
-    assert float(row["slot_seconds"]) <= used["admin"]
+    # The file has three digits, and other work may have added to the later answer.
+    assert row["owner"] == "admin"
+    assert 1 < float(row["slot_seconds"]) <= used["admin"] + 0.001

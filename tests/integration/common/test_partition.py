@@ -43,8 +43,9 @@ def endpoints(islands: tuple[Island, Island], tmp_path: Path) -> Iterator[tuple[
     ]
     running: list[EtcdProcess] = []
     try:
-        for number, island in enumerate((lonely, social, social)):
-            binary = island.program(find_etcd_binary(), tmp_path)
+        # Each program is written once: the kernel refuses to write a file that it is about to run.
+        alone, together = (island.program(find_etcd_binary(), tmp_path) for island in islands)
+        for number, binary in enumerate((alone, together, together)):
             arguments = _arguments(number, peers, clients[number])
             directory = tmp_path / f"m{number}"
             running.append(launch_etcd(binary, arguments, directory, is_tied=True, is_alone=False))
