@@ -112,7 +112,7 @@ class AsyncConnection(Route[_Gateway]):
                 raise
             raise error_of_change(error, request, effects) from error
 
-    async def stream(
+    def stream(
         self,
         method: Callable[..., Any],
         make_request: Callable[[], Any],
@@ -121,8 +121,22 @@ class AsyncConnection(Route[_Gateway]):
         way_back: WayBack | None = None,
     ) -> AsyncIterator[Any]:
         """See `Connection.stream`. Raises GanglineError `client.too_many_streams`."""
-        deadline = None if seconds is None else time.monotonic() + seconds
         attempts = Attempts(self, is_stream=True, way_back=way_back)
+        return self._stream(method, make_request, attempts, seconds)
+
+    def stream_once(self, method: Callable[..., Any], request: Any) -> AsyncIterator[Any]:
+        """See `Connection.stream_once`."""
+        attempts = Attempts(self, is_stream=True, can_resume=False)
+        return self._stream(method, lambda: request, attempts)
+
+    async def _stream(
+        self,
+        method: Callable[..., Any],
+        make_request: Callable[[], Any],
+        attempts: Attempts[_Gateway],
+        seconds: float | None = None,
+    ) -> AsyncIterator[Any]:
+        deadline = None if seconds is None else time.monotonic() + seconds
         with self._place_for_stream():
             while True:
                 timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -137,28 +151,6 @@ class AsyncConnection(Route[_Gateway]):
                     except grpc.RpcError as failure:
                         rpc.raise_if_cancelled()
                         pause = attempts.lose(failure, time.monotonic() - began_at, has_message=has_message)
-                    else:
-                        return
-                    finally:
-                        messages.cancel()
-                await asyncio.sleep(pause)
-
-    async def stream_once(self, method: Callable[..., Any], request: Any) -> AsyncIterator[Any]:
-        """See `Connection.stream_once`."""
-        attempts = Attempts(self, is_stream=True)
-        with self._place_for_stream():
-            while True:
-                with attempts.gateway.lane() as lane:
-                    messages = method(lane, request, metadata=attempts.metadata)
-                    has_message = False
-                    try:
-                        async for message in messages:
-                            attempts.succeed()
-                            has_message = True
-                            yield message
-                    except grpc.RpcError as failure:
-                        rpc.raise_if_cancelled()
-                        pause = attempts.break_off(failure, has_message=has_message)
                     else:
                         return
                     finally:

@@ -98,7 +98,8 @@ class Route(Generic[G]):
 
 class Attempts(Generic[G]):
     """The attempts of one call. gateway: for the present attempt. effects: gets the effect of every failed attempt of a
-    change; None for a read. way_back: for the error of a stream when all gateways are lost."""
+    change; None for a read. can_resume: whether a stream may be opened again after its first message. way_back: for the
+    error of a stream when all gateways are lost."""
 
     def __init__(
         self,
@@ -106,12 +107,14 @@ class Attempts(Generic[G]):
         effects: list[Effect] | None = None,
         *,
         is_stream: bool = False,
+        can_resume: bool = True,
         way_back: WayBack | None = None,
     ) -> None:
         self.gateway = route.chosen
         self._route = route
         self._effects = effects
         self._is_stream = is_stream
+        self._can_resume = can_resume
         self._way_back = way_back
         self._retry = Retry(len(route.gateways), time.monotonic())
         # A gateway's answer says more than that another gateway is away.
@@ -146,8 +149,9 @@ class Attempts(Generic[G]):
         return pause
 
     def lose(self, failure: grpc.RpcError, lasted_seconds: float, *, has_message: bool) -> float:
-        """Does the same as `fail` for a stream that can resume. An outage that begins after the stream has worked is a
-        new one."""
+        """Does the same as `fail` for a stream. An outage that begins after the stream has worked is a new one."""
+        if not self._can_resume:
+            return self._break_off(failure, has_message=has_message)
         self._restart(lasted_seconds, has_message=has_message)
         try:
             return self.fail(failure)
@@ -156,8 +160,8 @@ class Attempts(Generic[G]):
                 raise
             raise error.reworded(self._say_lost(error, self._way_back)) from failure
 
-    def break_off(self, failure: grpc.RpcError, *, has_message: bool) -> float:
-        """Does the same as `fail` for a stream that cannot resume once it has brought a message."""
+    def _break_off(self, failure: grpc.RpcError, *, has_message: bool) -> float:
+        """Raises the error of a stream that cannot resume and has brought a message; else does the same as `fail`."""
         if has_message:
             self._route.leave(self.gateway)
             raise explain(failure, self._route.login, self.gateway.target) from failure

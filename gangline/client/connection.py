@@ -84,31 +84,20 @@ class Connection(Route[_Gateway]):
         seconds: for the stream as a whole. way_back: for the error when all gateways are lost.
         """
         attempts = Attempts(self, is_stream=True, way_back=way_back)
-
-        def lose(failure: grpc.RpcError, age_seconds: float, has_message: bool) -> float:
-            return attempts.lose(failure, age_seconds, has_message=has_message)
-
-        return self._stream(method, make_request, attempts, lose, seconds)
+        return self._stream(method, make_request, attempts, seconds)
 
     def stream_once(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
         """Yields the answers of a stream that cannot resume after a lost connection. Only its opening is retried."""
-        attempts = Attempts(self, is_stream=True)
-
-        def break_off(failure: grpc.RpcError, _: float, has_message: bool) -> float:
-            return attempts.break_off(failure, has_message=has_message)
-
-        return self._stream(method, lambda: request, attempts, break_off)
+        attempts = Attempts(self, is_stream=True, can_resume=False)
+        return self._stream(method, lambda: request, attempts)
 
     def _stream(
         self,
         method: Callable[..., Any],
         make_request: Callable[[], Any],
         attempts: Attempts[_Gateway],
-        pause_after: Callable[[grpc.RpcError, float, bool], float],
         seconds: float | None = None,
     ) -> Iterator[Any]:
-        """Yields the answers. pause_after: takes the failure, the age of the stream in seconds, and whether the stream
-        had an answer; returns the seconds until the stream is opened again, or raises."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -120,7 +109,7 @@ class Connection(Route[_Gateway]):
                     has_message = True
                     yield message
             except grpc.RpcError as failure:
-                pause = pause_after(failure, time.monotonic() - began_at, has_message)
+                pause = attempts.lose(failure, time.monotonic() - began_at, has_message=has_message)
             else:
                 return
             finally:
