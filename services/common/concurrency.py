@@ -1,5 +1,5 @@
-"""Runs awaitables side by side until the first of them ends, ends tasks that are no longer needed, and repeats what
-fails at the start of a service because a peer is away.
+"""Runs awaitables side by side until the first of them ends, ends tasks that are no longer needed, repeats what fails
+at the start of a service because a peer is away, and lets callers take turns.
 
 Owns how results, errors and cancellation of such tasks are treated, so that no caller decides it by itself. Called by
 all services. A caller whose other tasks must continue waits with asyncio.wait instead.
@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, TypeVar, overload
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -48,6 +49,17 @@ async def first_of(*steps: Awaitable[Any]) -> Any:
         return results[0]
     finally:
         await cancel(*tasks)
+
+
+class Turns:
+    """Lets each caller do one thing at a time, beside those of other callers."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def of(self, caller: str) -> asyncio.Lock:
+        """Returns the caller's lock. It exists as long as it is held or waited for."""
+        return self._locks.setdefault(caller, asyncio.Lock())
 
 
 async def cancel(*tasks: asyncio.Future[Any]) -> None:

@@ -1,51 +1,42 @@
-"""Builds the FastAPI application, and counts and times its requests by their route.
-
-The label is the route, not the path, so that the number of labels stays small.
-"""
+"""Builds the FastAPI application from the routes and the middleware."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import gangline
 from services.gateway.determined.door import Door
 from services.gateway.http import (
     agent,
+    artifact,
     cluster,
     experiment,
-    fusion,
     history,
     operation,
-    output,
     project,
     queue,
-    retention,
     saved_view,
     series,
     session,
     table,
     task,
-    trace,
     usage,
     user,
 )
 from services.gateway.http.admission import Admission
-from services.gateway.http.browser.guard import Guard
 from services.gateway.http.browser.page_files import PageFiles
 from services.gateway.http.description import complete
 from services.gateway.http.live import route as live
 from services.gateway.http.live.stream import LiveHub
 from services.gateway.http.model import BODY_EXAMPLES
 from services.gateway.http.problem import add_problem_handlers
+from services.gateway.http.serving.middleware import Guard, Measure
 from services.gateway.http.tunnel.proxy import Proxy
 from services.gateway.http.tunnel.upgrade import Upgrades
-from services.gateway.mirror import metrics
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 
@@ -53,8 +44,8 @@ DESCRIPTION = "Paths and names follow Determined's REST API where both have the 
 _DESCRIBED: Any = {"title": "Gangline", "version": gangline.__version__, "description": DESCRIPTION}
 # In the order in which their routes are tried.
 _PARTS = (
-    experiment, table, live, history, queue, agent, cluster, usage, fusion, operation, trace, output, project,
-    series, retention, user, session, saved_view, task,
+    experiment, table, live, history, queue, agent, cluster, usage, artifact, operation, project, series, user,
+    session, saved_view, task,
 )  # fmt: skip
 
 
@@ -89,30 +80,3 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         app.openapi_schema = describe_api()
     return app.openapi_schema
-
-
-class Measure:
-    """Measures requests as the outermost ASGI middleware."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started = time.perf_counter()
-
-        async def send_measured(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                _count(scope, message["status"], time.perf_counter() - started)
-            await send(message)
-
-        await self._app(scope, receive, send_measured)
-
-
-def _count(scope: Scope, status: int, seconds: float) -> None:
-    route = getattr(scope.get("route"), "path", "none")
-    method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH") else "other"
-    metrics.HTTP_REQUESTS.labels(method, route, str(status)).inc()
-    metrics.HTTP_REQUEST_SECONDS.labels(method, route).observe(seconds)

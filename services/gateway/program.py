@@ -41,8 +41,8 @@ from services.gateway.history.retention_sweep import RetentionSweep
 from services.gateway.history.saved_view import SavedViewStore
 from services.gateway.history.usage_recorder import UsageRecorder
 from services.gateway.history.writer import Writer
-from services.gateway.http.connection_limit import check_networks
-from services.gateway.http.server import serve_http
+from services.gateway.http.serving.connection_limit import check_networks
+from services.gateway.http.serving.server import serve_http
 from services.gateway.leader.leader_client import Leader
 from services.gateway.leader.submitter import Submitter
 from services.gateway.mirror.auth import Authenticator

@@ -26,7 +26,7 @@ from pydantic import AliasGenerator, AliasPath, BeforeValidator, ConfigDict, Fie
 from pydantic.alias_generators import to_camel
 
 from gangline.domain.document import read_document
-from services.gateway.http.described import Described
+from services.gateway.http.description import Described
 
 # By the name of a field, as Determined's REST API has it.
 _SOURCES = {

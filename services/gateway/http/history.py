@@ -71,6 +71,16 @@ Attempt = Annotated[
     ),
 ]
 
+MaxPoints = Annotated[
+    int,
+    Query(
+        alias="maxDatapoints",
+        ge=MIN_SERIES_POINTS,
+        le=MAX_SERIES_POINTS,
+        description="A longer series keeps its first and last value, and the extremes of equal parts",
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class SeriesQuery:
@@ -78,15 +88,7 @@ class SeriesQuery:
 
     metric: Annotated[str, Query(description="The metric's name, such as loss")]
     group: Annotated[str, Query(description="The name under which it was reported")] = "training"
-    max_points: Annotated[
-        int,
-        Query(
-            alias="maxDatapoints",
-            ge=MIN_SERIES_POINTS,
-            le=MAX_SERIES_POINTS,
-            description="A longer series keeps its first and last value, and the extremes of equal parts",
-        ),
-    ] = 1000
+    max_points: MaxPoints = 1000
     attempt: Attempt = None
 
 

@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 from gangline.domain import allocation, experiment, history, resource, search, state, task, view
 from gangline.errors import Effect
 from services.gateway.http.answer import Answer, Document
-from services.gateway.http.described import Described
+from services.gateway.http.description import Described
 
 INT64_MAX = 2**63 - 1
 # The range that gRPC and the databases accept for an id.

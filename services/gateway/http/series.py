@@ -9,12 +9,12 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 from pydantic_core import to_json
 
-from gangline.domain.history import MAX_SERIES_POINTS, MIN_SERIES_POINTS, MetricSeries
+from gangline.domain.history import MetricSeries
 from services.gateway.history.attempt import BatchRange
 from services.gateway.http import model
 from services.gateway.http.admission import Cases
 from services.gateway.http.answer import Answer
-from services.gateway.http.history import Attempt
+from services.gateway.http.history import Attempt, MaxPoints
 from services.gateway.http.page import Offset
 from services.gateway.http.route import ERRORS, Route
 from services.gateway.table.table import show_time
@@ -32,15 +32,7 @@ class ChartQuery:
     metrics: Annotated[
         tuple[str, ...], Query(description="GROUP/NAME, such as validation/accuracy; training if there is no group")
     ] = ()
-    max_points: Annotated[
-        int,
-        Query(
-            alias="maxDatapoints",
-            ge=MIN_SERIES_POINTS,
-            le=MAX_SERIES_POINTS,
-            description="A longer series keeps its first and last value, and the extremes of equal parts",
-        ),
-    ] = 500
+    max_points: MaxPoints = 500
     first: Annotated[int, Query(alias="fromBatch", ge=0, le=model.INT64_MAX, description="The first batch")] = 0
     last: Annotated[
         int | None, Query(alias="toBatch", ge=0, le=model.INT64_MAX, description="The last batch; no end if absent")

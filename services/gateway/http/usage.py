@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from csv import DictWriter
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated
@@ -19,6 +19,7 @@ from gangline.when import parse_when
 from services.gateway.http.admission import Cases
 from services.gateway.http.answer import Answer
 from services.gateway.http.route import ERRORS, Route
+from services.gateway.usecase.bundle import UserCases
 
 router = APIRouter(prefix="/api/v1", tags=["cluster"], route_class=Route, responses=ERRORS)
 
@@ -74,20 +75,11 @@ async def get_aggregated(
 ) -> ResourceEntries:
     """Adds up each day or month, oldest first; days that have not begun are left out."""
     entries: list[ResourceEntry] = []
-    for first, after in _periods(start, end, period, datetime.now(UTC).date()):
-        since, until = _midnight(first), _midnight(after)
-        seconds_by_group = {
-            group: {entry.key: entry.slot_seconds for entry in (await cases.usage.report(since, until, group)).entries}
-            for group in (UsageGroup.OWNER, UsageGroup.POOL)
-        }
-        by_owner = seconds_by_group[UsageGroup.OWNER]
+    async for first, (by_owner, by_pool) in _add_up(cases, _periods(start, end, period), ("owner", "pool")):
+        seconds = sum(by_owner.values())
         entries.append(
             ResourceEntry(
-                period_start=first,
-                period=period,
-                seconds=sum(by_owner.values()),
-                by_username=by_owner,
-                by_resource_pool=seconds_by_group[UsageGroup.POOL],
+                period_start=first, period=period, seconds=seconds, by_username=by_owner, by_resource_pool=by_pool
             )
         )
     return ResourceEntries(resource_entries=entries)
@@ -119,13 +111,8 @@ async def get_usage_history(
     if by != "label" and by.upper() not in UsageGroup.__members__:
         raise invalid("usage.by", f"by is {by!r}; give {', '.join(UsageGroup).lower()}, label")
     points: list[UsagePoint] = []
-    for first, after in _periods(start, end, MONTHLY if monthly else DAILY, datetime.now(UTC).date()):
-        since, until = _midnight(first), _midnight(after)
-        if by == "label":
-            seconds_by_key = await cases.usage.report_by_label(since, until)
-        else:
-            report = await cases.usage.report(since, until, UsageGroup[by.upper()])
-            seconds_by_key = {entry.key: entry.slot_seconds for entry in report.entries}
+    periods = _periods(start, end, MONTHLY if monthly else DAILY)
+    async for first, (seconds_by_key,) in _add_up(cases, periods, (by,)):
         largest_first = sorted(seconds_by_key.items(), key=lambda item: -item[1])
         points += [UsagePoint(period_start=first, key=key, slot_seconds=seconds) for key, seconds in largest_first]
     if csv:
@@ -145,14 +132,30 @@ def _csv(points: Iterable[UsagePoint], by: str) -> str:
     return text.getvalue()
 
 
-def _periods(start: date, end: date, period: str, today: date) -> list[tuple[date, date]]:
-    """Returns the first day of each period, and the day after its last one. Raises GanglineError `usage.period`,
-    `usage.periods`."""
+async def _add_up(
+    cases: UserCases, periods: Sequence[tuple[date, date]], keys: Sequence[str]
+) -> AsyncIterator[tuple[date, list[Mapping[str, float]]]]:
+    """Yields the first day of each period with the slot seconds by each of these keys: "label", or a UsageGroup."""
+    for first, after in periods:
+        yield first, [await _seconds_by(cases, _midnight(first), _midnight(after), key) for key in keys]
+
+
+async def _seconds_by(cases: UserCases, since: float, until: float, key: str) -> Mapping[str, float]:
+    if key == "label":
+        return await cases.usage.report_by_label(since, until)
+    report = await cases.usage.report(since, until, UsageGroup[key.upper()])
+    return {entry.key: entry.slot_seconds for entry in report.entries}
+
+
+def _periods(start: date, end: date, period: str) -> list[tuple[date, date]]:
+    """Returns the first day of each period that has begun, and the day after its last one. Raises GanglineError
+    `usage.period`, `usage.periods`."""
     if period not in (DAILY, MONTHLY):
         raise invalid("usage.period", f"period is {period!r}; give {DAILY} or {MONTHLY}")
     if end < start:
         raise invalid("usage.period", f"endDate {end} is before startDate {start}; give a later one")
     periods: list[tuple[date, date]] = []
+    today = datetime.now(UTC).date()
     first = start.replace(day=1) if period == MONTHLY else start
     while first <= min(end, today):
         if len(periods) == MAX_PERIODS:

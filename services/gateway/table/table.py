@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
-from weakref import WeakValueDictionary
 
 from gangline.errors import invalid
+from services.common.concurrency import Turns
 from services.gateway.table.field import Family, Field, FieldList, Kind, Value
 from services.gateway.table.filter import Predicate, parse_filter
 from services.gateway.table.row import ExperimentRow, TrialRow
@@ -89,7 +89,7 @@ class Tables:
         self._now = now
         self._results: OrderedDict[str, Result] = OrderedDict()
         # One query of a caller is worked on at a time, so many of them do not slow down all other requests.
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = Turns()
 
     def view(self, table: TableName, experiment_id: int = 0) -> TableView[Any]:
         """Returns the table as it is now; it is read without awaiting."""
@@ -107,8 +107,7 @@ class Tables:
     async def query(self, query: TableQuery, snapshot: str = "", *, caller: str = "") -> Result:
         """Returns the rows that match. snapshot: an earlier result of this query, which is returned while it is kept.
         caller: whose turn it is. Raises GanglineError `filter.*`, `table.*`."""
-        turn = self._turns.setdefault(caller, asyncio.Lock())
-        async with turn:
+        async with self._turns.of(caller):
             revision = self._revision()
             name = _name(query, revision, self._now())
             kept = self._results.get(snapshot)
@@ -135,8 +134,7 @@ class Tables:
 
     async def list_members(self, table: TableName, experiment_id: int = 0, *, caller: str = "") -> list[str]:
         """Returns the names of all fields of families that some row has a value for, sorted. caller: as in `query`."""
-        turn = self._turns.setdefault(caller, asyncio.Lock())
-        async with turn:
+        async with self._turns.of(caller):
             view = self.view(table, experiment_id)
             names: set[str] = set()
             async for row in _in_steps(view.rows()):

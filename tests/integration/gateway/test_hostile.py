@@ -27,8 +27,8 @@ from google.protobuf.message_factory import GetMessageClass
 from gangline.protocol import rpc
 from gangline.v1 import gateway_pb2 as pb
 from services.common.etcd import EtcdClient, EtcdSettings
-from services.gateway.http import server as http_server
-from services.gateway.http.connection_limit import MAX_CONNECTIONS
+from services.gateway.http.serving import server as http_server
+from services.gateway.http.serving.connection_limit import MAX_CONNECTIONS
 from services.gateway.program import run_gateway
 from tests.support import hostile
 from tests.support.etcd import EtcdServer

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import suppress
 
 import pytest
 
-from services.common.concurrency import cancel, first_of
+from services.common.concurrency import Turns, cancel, first_of
 
 
 class _Step:
@@ -109,3 +110,23 @@ async def test_cancel_returns_when_all_have_ended_and_drops_their_errors() -> No
 
 async def test_cancel_of_nothing_returns() -> None:
     await cancel()
+
+
+async def test_callers_take_turns_each_for_itself_and_none_is_remembered() -> None:
+    turns, order, begun, release = Turns(), list[str](), asyncio.Event(), asyncio.Event()
+
+    async def work(caller: str, name: str) -> None:
+        async with turns.of(caller):
+            order.append(name)
+            begun.set()
+            await release.wait()
+
+    tasks = [asyncio.create_task(work("alice", "first")), asyncio.create_task(work("alice", "second"))]
+    await begun.wait()
+    async with asyncio.timeout(5), turns.of("bob"):
+        assert order == ["first"]
+    release.set()
+    await asyncio.gather(*tasks)
+    assert order == ["first", "second"]
+    gc.collect()
+    assert not turns._locks

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.gateway.http.connection_limit import (
+from services.gateway.http.serving.connection_limit import (
     RESERVED_OF_ADDRESS,
     ConnectionPlace,
     ConnectionTable,

@@ -13,7 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from services.gateway.http.server import _Connection, _Server
+from services.gateway.http.serving.server import _Connection, _Server
 
 REQUEST = b"GET /proxy/t HTTP/1.1\r\nhost: gateway\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
 

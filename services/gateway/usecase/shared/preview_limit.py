@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from weakref import WeakValueDictionary
+
+from services.common.concurrency import Turns
 
 # Previews at a time, each with two processes. Further ones wait.
 AT_A_TIME = 2
@@ -16,11 +17,10 @@ class PreviewLimit:
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(AT_A_TIME)
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._turns = Turns()
 
     @asynccontextmanager
     async def enter(self, caller: str) -> AsyncIterator[None]:
         """Waits until this caller may start a preview, and holds its place while the block lasts."""
-        turn = self._turns.setdefault(caller, asyncio.Lock())
-        async with turn, self._places:
+        async with self._turns.of(caller), self._places:
             yield

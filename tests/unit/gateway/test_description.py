@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gangline.domain import allocation, experiment, view
-from services.gateway.http import described, model, project, queue_model
+from services.gateway.http import description, model, project, queue_model
 from services.gateway.http.answer import Answer
-from services.gateway.http.described import Described, comments_of
+from services.gateway.http.description import Described, comments_of
 
 
 def describe(shown: type[Described]) -> dict[str, str]:
@@ -81,8 +81,8 @@ def test_classes_without_source_have_no_comments() -> None:
 
 def test_answers_need_no_source() -> None:
     """It is read for schemas alone, and once."""
-    described.comments_of.cache_clear()
+    description.comments_of.cache_clear()
     model.Member.model_validate(allocation.Member("a1", 0)).model_dump_json()
-    assert described.comments_of.cache_info().currsize == 0
+    assert description.comments_of.cache_info().currsize == 0
     describe(model.Member)
-    assert described.comments_of.cache_info().currsize
+    assert description.comments_of.cache_info().currsize

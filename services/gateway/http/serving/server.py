@@ -20,8 +20,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from services.common.address import bind_error, join_address, split_address
 from services.common.connection.open_files import fit_connections
 from services.gateway.http.browser.cookie_rule import guard_headers
-from services.gateway.http.browser.guard import Guard
-from services.gateway.http.connection_limit import MAX_CONNECTIONS, MAX_OF_ADDRESS, ConnectionTable, Networks
+from services.gateway.http.serving.connection_limit import MAX_CONNECTIONS, MAX_OF_ADDRESS, ConnectionTable, Networks
+from services.gateway.http.serving.middleware import Guard
 from services.gateway.http.tunnel.upgrade import Upgrades
 
 # How long a stop waits for requests in progress.
