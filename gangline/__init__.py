@@ -16,9 +16,7 @@ from gangline.errors import GanglineError, InvalidHP
 
 __version__ = "0.1.0"
 
-# The names of the SDK that are here too. Each of them loads grpc.
-_OF_CLIENT = ("AsyncClient", "Checkpoint", "Client", "Experiment", "Trial")
-
+# Names that are not imported above are those of the SDK.
 __all__ = [
     "AsyncClient",
     "Checkpoint",
@@ -34,8 +32,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the SDK."""
-    if name in _OF_CLIENT:
+    """Loads the SDK, and grpc with it."""
+    if name in __all__:
         # A name and no import statement: the layers may see no way from every module to grpc.
         return getattr(import_module("gangline.client"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

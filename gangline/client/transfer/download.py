@@ -51,6 +51,28 @@ class NewFolder:
         self._part.rename(self._folder)
 
 
+class _OpenFile:
+    """The file of a download that is being written, of which there is one at a time."""
+
+    def __init__(self) -> None:
+        self._file: BinaryIO | None = None
+        self.num_bytes = 0  # of all files
+
+    def write(self, folder: Path, name: str, chunk: bytes, offset: int = 0) -> None:
+        """Writes to the file of this name from the offset on; without a name, goes on with the open one. Raises
+        GanglineError `download.path`, `download.broken`."""
+        if name:
+            self.close()
+            self._file = _open_at(folder, name, offset)
+        if self._file is None:
+            raise GanglineError("download.broken", "the gateway sent data without a file name", ErrorKind.INTERNAL)
+        self.num_bytes += self._file.write(chunk)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
 class ReceivedFolder:
     """Receives the files of a checkpoint or of a trial's output, as a context, into a folder that appears whole or not
     at all.
@@ -62,9 +84,12 @@ class ReceivedFolder:
         """Raises GanglineError `download.exists` when the folder exists and is not empty."""
         self._folder = NewFolder(folder)
         self._on_bytes = on_bytes
-        self._file: BinaryIO | None = None
+        self._files = _OpenFile()
         self._total_bytes = 0
-        self.num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self._files.num_bytes
 
     def __enter__(self) -> ReceivedFolder:
         self._part = self._folder.__enter__()
@@ -73,19 +98,12 @@ class ReceivedFolder:
     def __exit__(
         self, error_type: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._files.close()
         self._folder.__exit__(error_type, failure, trace)
 
     def write(self, message: gateway_pb2.DownloadCheckpointResponse | gateway_pb2.DownloadOutputResponse) -> None:
         """Raises GanglineError `download.path`, `download.broken`."""
-        if message.path:
-            if self._file is not None:
-                self._file.close()
-            self._file = place_file(self._part, message.path).open("wb")
-        if self._file is None:
-            raise _nameless()
-        self.num_bytes += self._file.write(message.chunk)
+        self._files.write(self._part, message.path, message.chunk)
         self._total_bytes = message.total_bytes or self._total_bytes
         self._on_bytes(min(self.num_bytes, self._total_bytes or self.num_bytes), self._total_bytes)
 
@@ -102,27 +120,21 @@ class GrowingFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._file: BinaryIO | None = None
-        self.num_bytes = 0
+        self._files = _OpenFile()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._files.num_bytes
 
     def __enter__(self) -> GrowingFolder:
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file is not None:
-            self._file.close()
+    def __exit__(self, *failure: object) -> None:
+        self._files.close()
 
     def write(self, message: gateway_pb2.DownloadTensorboardResponse) -> None:
         """Raises GanglineError `download.path`, `download.broken`."""
-        if message.path:
-            if self._file is not None:
-                self._file.close()
-            self._file = _open_at(self._folder, message.path, message.offset)
-        if self._file is None:
-            raise _nameless()
-        self.num_bytes += self._file.write(message.chunk)
+        self._files.write(self._folder, message.path, message.chunk, message.offset)
 
 
 def _open_at(folder: Path, name: str, offset: int) -> BinaryIO:
@@ -142,7 +154,3 @@ def place_file(folder: Path, name: str) -> Path:
     target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
-
-
-def _nameless() -> GanglineError:
-    return GanglineError("download.broken", "the gateway sent data without a file name", ErrorKind.INTERNAL)

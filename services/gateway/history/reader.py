@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -120,20 +120,14 @@ class Reader:
         return await self._read(lambda connection: connection.scalar(newest) or 0)
 
     async def series(
-        self,
-        trial_id: str,
-        group: str,
-        metric: str,
-        max_points: int,
-        attempt: int | None = None,
-        *,
-        batch_range: BatchRange = EVERY_BATCH,
+        self, scope: Scope, metric: str, max_points: int, *, batch_range: BatchRange = EVERY_BATCH
     ) -> MetricSeries:
-        """Returns a metric of a trial in at most max_points points. attempt: as in `Scope`.
+        """Returns a metric of the scope's trial in at most max_points points.
 
         Reports of an earlier version are summarised first;
         other callers are served between the steps. Raises GanglineError `history.summarising`."""
-        group, metric = table.storable(group), table.storable(metric)
+        trial_id, group, metric = scope.trial_id, table.storable(scope.group), table.storable(metric)
+        selected = replace(scope, group=group)
         deadline = time.monotonic() + SUMMARISE_SECONDS
         while await self._read(lambda connection: has_long_tail(connection, trial_id, group)):
             if time.monotonic() > deadline:
@@ -144,9 +138,7 @@ class Reader:
                 )
             await self._run(lambda: condense_next(self._engine, trial_id, group))
         return await self._read(
-            lambda connection: read_series(
-                connection, trial_id, group, metric, max_points, attempt=attempt, batch_range=batch_range
-            )
+            lambda connection: read_series(connection, selected, metric, max_points, batch_range=batch_range)
         )
 
     async def metric_names(self, trial_ids: Sequence[str]) -> set[tuple[str, str]]:

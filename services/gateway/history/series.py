@@ -28,6 +28,7 @@ from services.gateway.history.metric_block import (
     spans_of,
     unpack,
 )
+from services.gateway.mirror.ingest_record import Scope
 
 # Reports without a block that a reader still reads one by one; with more, blocks are stored first.
 MAX_TAIL = 4 * BLOCK_REPORTS
@@ -50,19 +51,13 @@ def has_long_tail(connection: sa.Connection, trial_id: str, group: str) -> bool:
 
 
 def read_series(
-    connection: sa.Connection,
-    trial_id: str,
-    group: str,
-    metric: str,
-    max_points: int,
-    *,
-    attempt: int | None = None,
-    batch_range: BatchRange = EVERY_BATCH,
+    connection: sa.Connection, scope: Scope, metric: str, max_points: int, *, batch_range: BatchRange = EVERY_BATCH
 ) -> MetricSeries:
-    """Returns the series of a metric: from its blocks if they are enough, from its reports if these are few, and from
-    the spans of its blocks otherwise. attempt, batch_range: as in `read_selection`."""
+    """Returns the series of a metric of the scope's trial and group: from its blocks if they are enough, from its
+    reports if these are few, and from the spans of its blocks otherwise. batch_range: as in `read_selection`."""
+    trial_id, group = scope.trial_id, scope.group
     after_id = find_cursor(connection, trial_id, group)
-    selection = read_selection(connection, trial_id, group, attempt, batch_range)
+    selection = read_selection(connection, trial_id, group, scope.attempt, batch_range)
     blocks = _Blocks(connection, trial_id, group, metric, selection)
     summaries = blocks.summaries()
     tail = _selected(read_reports(connection, trial_id, group, after_id, MAX_TAIL + BLOCK_REPORTS), selection)

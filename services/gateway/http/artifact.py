@@ -1,5 +1,5 @@
-"""Routes of what an experiment leaves beside metrics: output files of its trials, traces, records of tensor fusion, and
-the policies that delete checkpoints and logs."""
+"""Routes of what an experiment leaves beside metrics: output files of its trials, traces, and the policies that delete
+checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from gangline.domain import fusion, trace
+from gangline.domain import trace
 from gangline.domain.experiment import RetentionChange
-from gangline.errors import not_found
 from services.gateway.http import model
 from services.gateway.http.admission import Cases
 from services.gateway.http.answer import Answer
@@ -20,30 +19,6 @@ from services.gateway.http.route import ERRORS, Route
 from services.gateway.usecase.shared.following import begin
 
 router = APIRouter(prefix="/api/v1", route_class=Route, responses=ERRORS)
-
-
-class FusionRecord(
-    Answer,
-    record=fusion.FusionRecord,
-    shows="key summary bucket_bytes gain_ratio default_step_seconds tuned_step_seconds num_pairs steps alpha_seconds "
-    "bytes_per_second batch_size flags total_bytes trial_id time=created_at",
-): ...
-
-
-class FusionList(Answer):
-    records: list[FusionRecord]
-
-
-@router.get("/fusion", tags=["fusion"])
-async def list_fusion(cases: Cases) -> FusionList:
-    return FusionList.model_validate({"records": cases.fusion.list()})
-
-
-@router.delete("/fusion/{key}", tags=["fusion"], status_code=204)
-async def forget_fusion(key: str, cases: Cases) -> None:
-    """Deletes a record, so that the next trial of this kind tunes anew."""
-    if not await cases.fusion.forget(key):
-        raise not_found("fusion.not_found", f"nothing is remembered under {key}; list it with: gangline fusion list")
 
 
 class ProfileTrial(model.Body, example={"batches": 10}):

@@ -154,9 +154,8 @@ async def trial_metrics(
 @router.get("/trials/{trial_id}/metrics/series", response_model=MetricSeries)
 async def trial_series(trial_id: str, cases: Cases, wanted: Annotated[SeriesQuery, Depends()]) -> MetricSeries:
     """Returns one metric of a trial, in at most so many points."""
-    series = await cases.records.series(
-        trial_id, wanted.group, wanted.metric, wanted.max_points, attempt=wanted.attempt
-    )
+    scope = Scope(experiment_id_of(trial_id), trial_id, wanted.group, wanted.attempt)
+    series = await cases.records.series(scope, wanted.metric, wanted.max_points)
     return MetricSeries.model_validate(series)
 
 

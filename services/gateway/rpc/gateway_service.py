@@ -9,6 +9,7 @@ from typing import Any
 
 from gangline.domain.experiment import ExperimentFilter
 from gangline.domain.history import LogFilter
+from gangline.domain.id import experiment_id_of
 from gangline.domain.state import Availability, UsageGroup
 from gangline.domain.storage.checkpoint_import import ImportedFile
 from gangline.errors import invalid
@@ -146,13 +147,8 @@ class GatewayService(RemovalCalls, ProjectCalls, SavedViewCalls, TaskCalls, User
             yield pb.StreamMetricsResponse(metrics=[wire.to_proto(row) for row in page])
 
     async def GetMetricSeries(self, request: pb.GetMetricSeriesRequest, context: Context) -> pb.GetMetricSeriesResponse:
-        series = await self._cases(request).records.series(
-            request.trial_id,
-            request.group,
-            request.metric,
-            request.max_points,
-            attempt=_attempt_of(request),
-        )
+        scope = Scope(experiment_id_of(request.trial_id), request.trial_id, request.group, _attempt_of(request))
+        series = await self._cases(request).records.series(scope, request.metric, request.max_points)
         return pb.GetMetricSeriesResponse(series=wire.to_proto(series))
 
     async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:

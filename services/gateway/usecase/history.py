@@ -166,23 +166,14 @@ class HistoryRecords:
         check_attempt(scope.attempt)
         return await self._reader.metrics_after(scope, after_id, limit, has_values=has_values)
 
-    async def series(
-        self,
-        trial_id: str,
-        group: str,
-        metric: str,
-        max_points: int,
-        *,
-        attempt: int | None = None,
-    ) -> MetricSeries:
-        """Returns one metric of a trial. attempt: as in `Scope`. Raises GanglineError `series.*`, `metrics.attempt`,
-        `history.*` and as `check` does."""
-        check_attempt(attempt)
-        scope = Scope(experiment_id_of(trial_id), trial_id, group)
+    async def series(self, scope: Scope, metric: str, max_points: int) -> MetricSeries:
+        """Returns one metric of the scope's trial. Raises GanglineError `series.*`, `metrics.attempt`, `history.*` and
+        as `check` does."""
+        check_attempt(scope.attempt)
         await self.confirm(scope)
         self.check(scope)
         check_series(metric, max_points)
-        return await self._reader.series(trial_id, group, metric, max_points, attempt)
+        return await self._reader.series(scope, metric, max_points)
 
     async def many_series(
         self,
@@ -211,12 +202,14 @@ class HistoryRecords:
         await self._check_trials(trial_ids)
         for _, metric in metrics:
             check_series(metric, max_points)
-        wanted = [(trial_id, group, metric) for trial_id in trial_ids for group, metric in metrics]
-        return list(
-            await asyncio.gather(
-                *(self._reader.series(*each, max_points, attempt, batch_range=batch_range) for each in wanted)
+        wanted = [
+            self._reader.series(
+                Scope(experiment_id_of(trial_id), trial_id, group, attempt), metric, max_points, batch_range=batch_range
             )
-        )
+            for trial_id in trial_ids
+            for group, metric in metrics
+        ]
+        return list(await asyncio.gather(*wanted))
 
     async def metric_names(self, trial_ids: Sequence[str]) -> list[tuple[str, str]]:
         """Returns the groups and names of the metrics that these trials have reported, sorted. Raises GanglineError

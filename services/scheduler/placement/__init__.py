@@ -5,7 +5,7 @@ Start: plan.py
 """
 
 from services.scheduler.placement.plan import Plan, plan
-from services.scheduler.placement.request.assignment import Assignment, Preemption, Reservation
+from services.scheduler.placement.request.assignment import Assignment
 from services.scheduler.placement.request.snapshot import (
     AgentRoom,
     Group,
@@ -14,21 +14,17 @@ from services.scheduler.placement.request.snapshot import (
     Running,
     Snapshot,
 )
-from services.scheduler.placement.request.snapshot_change import Change, apply_change, apply_changes
+from services.scheduler.placement.request.snapshot_change import apply_changes
 
 __all__ = [
     "AgentRoom",
     "Assignment",
-    "Change",
     "Group",
     "PendingRequest",
     "Plan",
     "PoolConfig",
-    "Preemption",
-    "Reservation",
     "Running",
     "Snapshot",
-    "apply_change",
     "apply_changes",
     "plan",
 ]

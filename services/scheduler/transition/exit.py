@@ -20,6 +20,7 @@ from services.scheduler.transition.exclusion import exclude
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
 from services.scheduler.transition.retry import (
+    RetryTerms,
     decide,
     describe,
     excluded_by,
@@ -74,17 +75,8 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float, *, h
     is_corrupt = any(report.kind is ExitKind.CHECKPOINT_CORRUPT for report in allocation.exits)
     older = older_checkpoint(trial, allocation, draft.checkpoints_of(trial.id)) if is_corrupt else None
     started = draft.find(Checkpoint, allocation.checkpoint_id) if allocation.checkpoint_id else None
-    decision = decide(
-        trial,
-        allocation,
-        settled.max_restarts,
-        closing,
-        rules,
-        now=now,
-        older=older,
-        task_kind=settled.task_kind,
-        had_gateway=had_gateway,
-    )
+    terms = RetryTerms(rules, now, settled.max_restarts, closing, older, settled.task_kind, had_gateway)
+    decision = decide(trial, allocation, terms)
     if settled.task_kind is None:
         decision = step_down_if_it_helps(decision, trial, allocation, started.batches_completed if started else 0)
     draft.delete(Allocation, allocation.id)

@@ -71,48 +71,37 @@ class RetryDecision:
     failing_since_at: float = 0.0  # time at which the first of the infrastructure_failures ended; 0 without one
 
 
-def decide(
-    trial: Trial,
-    allocation: Allocation,
-    max_restarts: int,
-    closing: Outcome | None,
-    rules: Rules,
-    *,
-    now: float,
-    older: Checkpoint | None = None,
-    task_kind: TaskKind | None = None,
-    had_gateway: bool = False,
-) -> RetryDecision:
-    """Decides about the trial. A task that has begun is not started again, because a command that runs twice may do
-    harm.
+@dataclass(frozen=True, slots=True)
+class RetryTerms:
+    """Holds what a decision depends on beside the trial and its allocation."""
 
-    allocation: every member has ended. closing: the outcome that a user or the searcher wants for this trial. older:
-    the checkpoint to continue from if the one that the allocation started from is damaged. had_gateway: whether a
-    gateway was registered for as long as the allocation lived.
-    """
+    rules: Rules
+    now: float
+    max_restarts: int
+    closing: Outcome | None = None  # the outcome that a user or the searcher wants for this trial
+    # the checkpoint to continue from if the one that the allocation started from is damaged
+    older: Checkpoint | None = None
+    task_kind: TaskKind | None = None
+    had_gateway: bool = False  # whether a gateway was registered for as long as the allocation lived
+
+
+def decide(trial: Trial, allocation: Allocation, terms: RetryTerms) -> RetryDecision:
+    """Decides about the trial. A task that has begun is not started again, because a command that runs twice may do
+    harm. Every member of the allocation has ended."""
     if has_progressed(trial, allocation):
         trial = replace(trial, infrastructure_failures=0, failures_in_a_row=0, failing_since_at=0.0)
-    decision = _decide(trial, allocation, max_restarts, closing, rules, now=now, older=older, had_gateway=had_gateway)
+    decision = _decide(trial, allocation, terms)
     if decision.infrastructure_failures:
-        decision = replace(decision, failing_since_at=trial.failing_since_at or now)
+        decision = replace(decision, failing_since_at=trial.failing_since_at or terms.now)
     may_begin_again = has_not_begun(allocation) or lacked_gateway(allocation)
-    if task_kind is None or decision.outcome is not None or may_begin_again:
+    if terms.task_kind is None or decision.outcome is not None or may_begin_again:
         return decision
-    reason = f"{decision.reason}; a {task_kind.lower()} is not started again"
+    reason = f"{decision.reason}; a {terms.task_kind.lower()} is not started again"
     return replace(decision, outcome=Outcome.FAILED, reason=reason, delay_seconds=0.0)
 
 
-def _decide(
-    trial: Trial,
-    allocation: Allocation,
-    max_restarts: int,
-    closing: Outcome | None,
-    rules: Rules,
-    *,
-    now: float,
-    older: Checkpoint | None,
-    had_gateway: bool,
-) -> RetryDecision:
+def _decide(trial: Trial, allocation: Allocation, terms: RetryTerms) -> RetryDecision:
+    closing = terms.closing
     kinds = {report.kind for report in allocation.exits}
     restarts, setbacks = trial.restarts, trial.infrastructure_failures
     failure = first_failure(allocation)
@@ -129,11 +118,11 @@ def _decide(
     if failure.kind is ExitKind.INVALID_HP:
         reason = f"{describe(failure)}; not tried again, because its hyperparameters are invalid (InvalidHP)"
         return RetryDecision(Outcome.FAILED, reason, restarts, setbacks, failure=failure)
-    hopeless = _why_hopeless(trial, allocation, failure, older)
+    hopeless = _why_hopeless(trial, allocation, failure, terms.older)
     if hopeless:
         reason = f"{describe(failure)}; not tried again, because {hopeless}"
         return RetryDecision(Outcome.FAILED, reason, restarts, setbacks, failure=failure)
-    return _after_failure(failure, trial, max_restarts, rules, now=now, older=older, had_gateway=had_gateway)
+    return _after_failure(failure, trial, terms)
 
 
 def step_down_if_it_helps(
@@ -262,27 +251,19 @@ def _is_late_checkpoint(allocation: Allocation, failure: ExitReport) -> bool:
     return allocation.stop_kind is ExitKind.PREEMPTED and failure.kind is ExitKind.RUNNER_LOST
 
 
-def _after_failure(
-    failure: ExitReport,
-    trial: Trial,
-    max_restarts: int,
-    rules: Rules,
-    *,
-    now: float,
-    older: Checkpoint | None,
-    had_gateway: bool,
-) -> RetryDecision:
+def _after_failure(failure: ExitReport, trial: Trial, terms: RetryTerms) -> RetryDecision:
+    older, rules = terms.older, terms.rules
     restarts, setbacks, row = trial.restarts, trial.infrastructure_failures, trial.failures_in_a_row
     if failure.kind is ExitKind.CHECKPOINT_CORRUPT and older is not None:
         reason = f"{describe(failure)}; it goes on from checkpoint {older.id} after batch {older.batches_completed}"
         return RetryDecision(None, reason, restarts, setbacks, row, failure=failure, checkpoint=older)
-    if failure.kind is ExitKind.NO_GATEWAY and not had_gateway:
+    if failure.kind is ExitKind.NO_GATEWAY and not terms.had_gateway:
         return RetryDecision(None, describe(failure), restarts, setbacks, row, GATEWAY_PAUSE_SECONDS)
     row += 1
     if failure.kind in INFRASTRUCTURE:
-        return _after_setback(failure, trial, row, rules, now)
-    if restarts >= max_restarts:
-        reason = describe(failure) + _used_up(max_restarts)
+        return _after_setback(failure, trial, row, rules, terms.now)
+    if restarts >= terms.max_restarts:
+        reason = describe(failure) + _used_up(terms.max_restarts)
         return RetryDecision(Outcome.FAILED, reason, restarts, 0, row, failure=failure)
     return RetryDecision(None, describe(failure), restarts + 1, 0, row, rules.backoff(row), failure)
 

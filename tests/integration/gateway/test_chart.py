@@ -90,7 +90,7 @@ async def test_a_range_of_a_restarted_trial(tmp_path: Path, engine: sa.Engine) -
     store(engine, 1, 4000, attempt=2, first=2000)
     reader = Reader(engine)
     for first, last in ((0, None), (1, 1999), (1990, 2010), (2048, 3100), (3999, 9000), (5000, 6000)):
-        series = await reader.series("7.1", "training", "loss", 10_000, batch_range=BatchRange(first, last))
+        series = await reader.series(Scope(7, "7.1", "training"), "loss", 10_000, batch_range=BatchRange(first, last))
         expected = [number for number in range(1, 4001) if first <= number <= (last or 4000)]
         shown = [point.batches_completed for point in series.points]
         assert series.num_values == len(expected)
@@ -99,7 +99,7 @@ async def test_a_range_of_a_restarted_trial(tmp_path: Path, engine: sa.Engine) -
         assert len(expected) > 5000 / 2 or shown == expected, (first, last)
         wanted = {number: value_of(number, 1) + (number >= 2000) for number in shown}
         assert {point.batches_completed: point.value for point in series.points} == wanted
-    one = await reader.series("7.1", "training", "loss", 10_000, 1, batch_range=BatchRange(2400, 2600))
+    one = await reader.series(Scope(7, "7.1", "training", 1), "loss", 10_000, batch_range=BatchRange(2400, 2600))
     assert [point.batches_completed for point in one.points] == list(range(2400, 2501))
     reader.close()
 

@@ -185,7 +185,7 @@ async def test_metrics_that_are_no_numbers_are_kept_beside_those_that_are(engine
         "",
     ]
     # A series has the numbers alone.
-    series = await reader.series("1.1", "training", "note", 10)
+    series = await reader.series(Scope(1, "1.1", "training"), "note", 10)
     assert (series.num_values, series.points) == (0, ())
     reader.close()
 

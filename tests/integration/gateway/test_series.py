@@ -90,9 +90,9 @@ async def test_a_series_is_read_from_blocks_from_spans_and_from_reports(engine: 
     assert count(engine, table.metric_blocks) == 3 * 2, "a block for each metric"
     for metric in ("loss", "accuracy"):
         for max_points in (4, 6, 50, 300, 1000, 10_000):
-            series = await reader.series("1.1", "training", metric, max_points)
+            series = await reader.series(Scope(1, "1.1", "training"), metric, max_points)
             check(series, points, metric, max_points)
-    with_all = await reader.series("1.1", "training", "accuracy", 10_000)
+    with_all = await reader.series(Scope(1, "1.1", "training"), "accuracy", 10_000)
     assert with_all.points == tuple(
         SeriesPoint(point.batches_completed, 1e9 + point.batches_completed, point.metrics["accuracy"])
         for point in points
@@ -108,8 +108,8 @@ async def test_batches_that_are_trained_again_and_a_metric_that_comes_late(engin
     while condense_next(engine, "1.1", "training") == BLOCK_REPORTS:
         pass
     for max_points in (4, 40, 4000):
-        check(await reader.series("1.1", "training", "loss", max_points), points, "loss", max_points)
-        check(await reader.series("1.1", "training", "late", max_points), points, "late", max_points)
+        check(await reader.series(Scope(1, "1.1", "training"), "loss", max_points), points, "loss", max_points)
+        check(await reader.series(Scope(1, "1.1", "training"), "late", max_points), points, "late", max_points)
 
 
 async def test_reports_of_an_earlier_version_are_summarised_by_their_first_reader(
@@ -119,10 +119,12 @@ async def test_reports_of_an_earlier_version_are_summarised_by_their_first_reade
     store_batches(engine, batches_of(points), 0.0)
     monkeypatch.setattr(reader_module, "SUMMARISE_SECONDS", -1.0)
     with pytest.raises(GanglineError) as failure:
-        await reader.series("1.1", "training", "loss", 100)
+        await reader.series(Scope(1, "1.1", "training"), "loss", 100)
     assert failure.value.code == "history.summarising"
     monkeypatch.undo()
-    answers = await within(60, asyncio.gather(*(reader.series("1.1", "training", "loss", 100) for _ in range(4))))
+    answers = await within(
+        60, asyncio.gather(*(reader.series(Scope(1, "1.1", "training"), "loss", 100) for _ in range(4)))
+    )
     for series in answers:
         check(series, points, "loss", 100)
 
@@ -141,7 +143,7 @@ def test_a_block_that_is_stored_while_the_series_is_read_does_not_count_twice(
     monkeypatch.setattr(series_module, "find_cursor", find_and_condense)
     for _ in range(2):
         with reading(engine) as connection:
-            check(read_series(connection, "1.1", "training", "loss", 100), points, "loss", 100)
+            check(read_series(connection, Scope(1, "1.1", "training"), "loss", 100), points, "loss", 100)
 
 
 def test_gateways_that_summarise_at_the_same_time_store_each_block_once(engine: sa.Engine) -> None:
@@ -163,7 +165,7 @@ async def test_erasing_an_experiment_erases_its_blocks(engine: sa.Engine, reader
     await Eraser(engine).erase(1, ["1.1"])
     assert count(engine, table.metric_blocks) == 0
     assert count(engine, table.metric_block_cursors) == 0
-    assert (await reader.series("1.1", "training", "loss", 10)).num_values == 0
+    assert (await reader.series(Scope(1, "1.1", "training"), "loss", 10)).num_values == 0
 
 
 async def test_reports_are_stored_though_they_cannot_be_summarised(
@@ -216,9 +218,9 @@ async def test_a_newer_attempt_replaces_the_reports_of_older_ones(
     assert len(now) == 1700 + 3000
     for metric, max_points in (("loss", 4), ("loss", 40), ("loss", 1000), ("loss", 10_000), ("accuracy", 300)):
         for choice, points in ((None, now), (0, stored), (1, by_attempt[1]), (2, by_attempt[2]), (3, by_attempt[3])):
-            series = await reader.series("1.1", "training", metric, max_points, choice)
+            series = await reader.series(Scope(1, "1.1", "training", choice), metric, max_points)
             check(series, points, metric, max_points)
-    assert (await reader.series("1.1", "training", "loss", 40, 9)).num_values == 0
+    assert (await reader.series(Scope(1, "1.1", "training", 9), "loss", 40)).num_values == 0
     for choice, points in ((None, now), (0, stored), (2, by_attempt[2])):
         page = await reader.metrics_after(Scope(1, "1.1", "training", choice), 0, 10_000)
         assert [row.point.batches_completed for row in page.rows] == [point.batches_completed for point in points]
@@ -255,7 +257,7 @@ async def test_groups_that_count_the_same_batches_are_replaced_together(engine: 
     report("1.1.2/2", "epochs", 2)
     expected = [row for row in expected if row not in [(1, "validation", 20), (1, "epochs", 2)]]
     assert await rows("1.1") == [*expected, (2, "validation", 20), (2, "epochs", 2)]
-    series = await reader.series("1.1", "validation", "x", 10)
+    series = await reader.series(Scope(1, "1.1", "validation"), "x", 10)
     assert [point.batches_completed for point in series.points] == [10, 20]
 
 
@@ -271,8 +273,8 @@ async def test_reports_of_an_earlier_version_are_replaced_by_later_attempts(
         config.attributes["connection"] = connection
         command.downgrade(config, "0005")
     open_database(url).dispose()
-    check(await reader.series("1.1", "training", "loss", 10_000), points, "loss", 10_000)
+    check(await reader.series(Scope(1, "1.1", "training"), "loss", 10_000), points, "loss", 10_000)
     again = reports(300, first=901, seed=2)
     store_batches(engine, batches_of(again, "1.1.2/0"), 0.0)
-    check(await reader.series("1.1", "training", "loss", 10_000), [*points[:900], *again], "loss", 10_000)
-    check(await reader.series("1.1", "training", "loss", 10_000, 0), [*points, *again], "loss", 10_000)
+    check(await reader.series(Scope(1, "1.1", "training"), "loss", 10_000), [*points[:900], *again], "loss", 10_000)
+    check(await reader.series(Scope(1, "1.1", "training", 0), "loss", 10_000), [*points, *again], "loss", 10_000)

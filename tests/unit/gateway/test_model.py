@@ -13,12 +13,12 @@ from gangline.domain.task import Task
 from gangline.domain.view import ClusterView, ExperimentView, ProjectView, TrialView, WorkspaceView
 from gangline.protocol import wire
 from gangline.v1 import ingest_pb2
-from services.gateway.http import artifact, log_model, model, project, queue_model, usage, user
+from services.gateway.http import artifact, fusion, log_model, model, project, queue_model, usage, user
 from services.gateway.http.answer import Answer
 from services.gateway.mirror.ingest_record import IngestRecord
 from services.gateway.rpc.ingest_service import records_from_proto
 
-MODULES = (model, log_model, queue_model, artifact, project, usage, user)
+MODULES = (model, log_model, queue_model, fusion, artifact, project, usage, user)
 EXIT = ExitReport(
     "a1", ExitKind.CONFIGURATION_ERROR, "use less", 1, 1, None, 5.0, 6.0, ("line",), error_code="parallelism.model"
 )

@@ -15,6 +15,7 @@ from services.scheduler.transition.retry import (
     GATEWAY_PAUSE_SECONDS,
     INFRASTRUCTURE,
     RetryDecision,
+    RetryTerms,
     decide,
     describe,
     excluded_by,
@@ -51,7 +52,7 @@ def _decide(
 ) -> RetryDecision:
     trial = Trial("1.1", 1, 1, restarts=restarts, infrastructure_failures=setbacks, failures_in_a_row=row)
     trial = replace(trial, failing_since_at=since)
-    return decide(trial, allocation, 2, closing, RULES, now=now, had_gateway=had_gateway)
+    return decide(trial, allocation, RetryTerms(RULES, now, 2, closing, had_gateway=had_gateway))
 
 
 def test_all_completed() -> None:
@@ -88,7 +89,7 @@ def _failed_again(kind: ExitKind, **fields: object) -> RetryDecision:
     trial = replace(trial, furthest_batches=100, batches_completed=100)
     trial = replace(trial, **fields)  # type: ignore[arg-type] # by name
     allocation = replace(_allocation(_exit(kind)), checkpoint_id="c1")
-    return decide(trial, allocation, 5, None, RULES, now=100.0)
+    return decide(trial, allocation, RetryTerms(RULES, 100.0, 5))
 
 
 @pytest.mark.parametrize("progress", [{"latest_checkpoint_id": "c2"}, {"batches_completed": 101}])
@@ -105,7 +106,7 @@ def test_an_attempt_that_made_progress_begins_a_new_row(
 def test_batches_that_only_the_end_of_a_rank_tells_are_progress(batches: int | None, row: int) -> None:
     trial = Trial("1.1", 1, 1, failures_in_a_row=3, furthest_batches=100, batches_completed=100)
     ends = [replace(_exit(ExitKind.USER_ERROR, rank), batches_completed=batches if rank else 7) for rank in range(2)]
-    assert decide(trial, _allocation(*ends), 5, None, RULES, now=100.0).failures_in_a_row == row
+    assert decide(trial, _allocation(*ends), RetryTerms(RULES, 100.0, 5)).failures_in_a_row == row
 
 
 def test_an_attempt_without_progress_goes_on_with_the_row() -> None:
@@ -130,7 +131,7 @@ def test_what_may_go_better_uses_a_restart(kind: ExitKind) -> None:
 def test_a_damaged_checkpoint_uses_no_restart() -> None:
     older = Checkpoint("c1", "1.1", 1, 10, "/s")
     allocation = _allocation(_exit(ExitKind.CHECKPOINT_CORRUPT))
-    decision = decide(Trial("1.1", 1, 1, restarts=2), allocation, 2, None, RULES, now=100.0, older=older)
+    decision = decide(Trial("1.1", 1, 1, restarts=2), allocation, RetryTerms(RULES, 100.0, 2, older=older))
     assert (decision.outcome, decision.restarts, decision.checkpoint) == (None, 2, older)
     assert _decide(allocation).reason == (
         "agent a0: checkpoint corrupt; not tried again, because the trial has no older checkpoint"
@@ -149,7 +150,7 @@ def test_what_is_being_deleted_is_no_older_checkpoint() -> None:
 
 def _repeated(last: ExitReport | None, now: ExitReport) -> RetryDecision:
     trial = Trial("1.1", 1, 1, restarts=1, last_failure=last)
-    return decide(trial, _allocation(now), 5, None, RULES, now=100.0)
+    return decide(trial, _allocation(now), RetryTerms(RULES, 100.0, 5))
 
 
 def _boom(batches: int | None = 7, signature: str = "USER_ERROR ValueError: #", message: str = "boom") -> ExitReport:
@@ -301,9 +302,9 @@ def test_a_trial_that_its_searcher_closed_keeps_the_reason_also_where_it_complet
     """As one whose script ends with exit code 0 after the order to stop."""
     trial = Trial("1.1", 1, 1, closing=Outcome.COMPLETED, reason="its searcher stopped it")
     allocation = _allocation(_exit(ExitKind.COMPLETED), stop_kind=ExitKind.PREEMPTED)
-    decision = decide(trial, allocation, 2, Outcome.COMPLETED, RULES, now=100.0, had_gateway=True)
+    decision = decide(trial, allocation, RetryTerms(RULES, 100.0, 2, Outcome.COMPLETED, had_gateway=True))
     assert (decision.outcome, decision.reason) == (Outcome.COMPLETED, "its searcher stopped it")
-    killed = decide(trial, allocation, 2, Outcome.CANCELED, RULES, now=100.0, had_gateway=True)
+    killed = decide(trial, allocation, RetryTerms(RULES, 100.0, 2, Outcome.CANCELED, had_gateway=True))
     assert (killed.outcome, killed.reason) == (Outcome.COMPLETED, "")
 
 
@@ -325,7 +326,7 @@ def test_backoff_is_bounded() -> None:
 def test_a_task_has_one_attempt(kind: ExitKind) -> None:
     allocation = _allocation(_exit(kind, message="boom"))
     assert _decide(allocation).outcome is None
-    decision = decide(Trial("1.1", 1, 1), allocation, 2, None, RULES, now=100.0, task_kind=TaskKind.COMMAND)
+    decision = decide(Trial("1.1", 1, 1), allocation, RetryTerms(RULES, 100.0, 2, task_kind=TaskKind.COMMAND))
     assert decision.outcome is Outcome.FAILED
     assert decision.reason.endswith("; a command is not started again")
     assert decision.delay_seconds == 0.0
@@ -338,7 +339,7 @@ def test_a_task_that_has_not_begun_anywhere_is_started_elsewhere(kind: ExitKind)
 
     def decided(*exits: ExitReport) -> RetryDecision:
         allocation = _allocation(*exits, stop_kind=ExitKind.KILLED, failure=late)
-        return decide(Trial("1.1", 1, 1), allocation, 0, None, RULES, now=100.0, task_kind=TaskKind.COMMAND)
+        return decide(Trial("1.1", 1, 1), allocation, RetryTerms(RULES, 100.0, 0, task_kind=TaskKind.COMMAND))
 
     assert decided(unbegun).outcome is None
     assert decided(_exit(kind)).outcome is Outcome.FAILED
@@ -347,7 +348,7 @@ def test_a_task_that_has_not_begun_anywhere_is_started_elsewhere(kind: ExitKind)
 
 def test_a_task_that_completes_is_completed() -> None:
     allocation = _allocation(_exit(ExitKind.COMPLETED))
-    decision = decide(Trial("1.1", 1, 1), allocation, 0, None, RULES, now=100.0, task_kind=TaskKind.SHELL)
+    decision = decide(Trial("1.1", 1, 1), allocation, RetryTerms(RULES, 100.0, 0, task_kind=TaskKind.SHELL))
     assert (decision.outcome, decision.reason) == (Outcome.COMPLETED, "")
 
 
@@ -363,7 +364,7 @@ def _out_of_memory(
     failed = replace(_exit(kind, 1, message="no room"), batches_completed=batches)
     allocation = _allocation(_exit(ExitKind.PEER_FAILED), failed)
     trial = Trial("1.1", 1, 1, restarts=2, strategy_choice_json=text)
-    return step_down_if_it_helps(decide(trial, allocation, 2, None, RULES, now=100.0), trial, allocation, started)
+    return step_down_if_it_helps(decide(trial, allocation, RetryTerms(RULES, 100.0, 2)), trial, allocation, started)
 
 
 def test_auto_steps_down_once_where_memory_runs_out_in_the_first_steps() -> None:
@@ -413,7 +414,7 @@ def test_a_start_that_lacked_a_gateway_counts_as_nothing_and_starts_again_even_a
     assert (decision.restarts, decision.infrastructure_failures, decision.failures_in_a_row) == (2, 2, 4)
     assert decision.delay_seconds == GATEWAY_PAUSE_SECONDS
     assert decision.reason == "agent a0: waits for a gateway, to fetch its code: none is registered"
-    command = decide(Trial("1.1", 1, 1), _allocation(lacked), 0, None, RULES, now=9.0, task_kind=TaskKind.COMMAND)
+    command = decide(Trial("1.1", 1, 1), _allocation(lacked), RetryTerms(RULES, 9.0, 0, task_kind=TaskKind.COMMAND))
     assert (command.outcome, command.reason) == (None, decision.reason)
     assert _decide(allocation, closing=Outcome.CANCELED).outcome is Outcome.CANCELED
     # A member that failed by itself before counts as always.
@@ -425,7 +426,7 @@ def test_starts_that_do_not_reach_a_registered_gateway_wait_longer_each_time_and
     unreached = _exit(ExitKind.NO_GATEWAY, message="waits for a gateway, to fetch its code: no answer")
     trial, delays, now = Trial("1.1", 1, 1), [], 100.0
     for _ in range(6):
-        decision = decide(trial, _allocation(unreached), 0, None, RULES, now=now, had_gateway=True)
+        decision = decide(trial, _allocation(unreached), RetryTerms(RULES, now, 0, had_gateway=True))
         assert (decision.outcome, decision.restarts, decision.failing_since_at) == (None, 0, 100.0)
         assert decision.failure == unreached
         delays.append(decision.delay_seconds)
@@ -438,9 +439,9 @@ def test_starts_that_do_not_reach_a_registered_gateway_wait_longer_each_time_and
     assert delays == [0.0, 1.0, 2.0, 4.0, 8.0, 8.0]
     now += RULES.give_up_seconds
     for task_kind in (None, TaskKind.COMMAND):
-        last = decide(trial, _allocation(unreached), 0, None, RULES, now=now, task_kind=task_kind, had_gateway=True)
+        last = decide(trial, _allocation(unreached), RetryTerms(RULES, now, 0, task_kind=task_kind, had_gateway=True))
         assert last.outcome is Outcome.FAILED
         assert last.reason.startswith("7 attempts in a row failed within 2.0 h for reasons outside of the trial")
-    command = decide(Trial("1.1", 1, 1), _allocation(unreached), 0, None, RULES, now=9.0, had_gateway=True,
-                     task_kind=TaskKind.COMMAND)  # fmt: skip
+    terms = RetryTerms(RULES, 9.0, 0, task_kind=TaskKind.COMMAND, had_gateway=True)
+    command = decide(Trial("1.1", 1, 1), _allocation(unreached), terms)
     assert command.outcome is None

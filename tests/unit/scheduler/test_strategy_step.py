@@ -12,7 +12,7 @@ from gangline.domain.allocation import Allocation, ExitReport, Member
 from gangline.domain.experiment import Trial
 from gangline.domain.state import ExitKind, Outcome, State
 from services.scheduler.state.rules import Rules
-from services.scheduler.transition.retry import RetryDecision, decide, step_down_if_it_helps
+from services.scheduler.transition.retry import RetryDecision, RetryTerms, decide, step_down_if_it_helps
 from services.scheduler.transition.strategy_step import new_choice
 
 _DDP = CandidateRow("ddp", "ddp", bytes={"total": 800}, step_seconds=2.0)
@@ -39,7 +39,7 @@ def _decide(record: StrategyChoice | None, *exits: ExitReport, started: int = 0)
     members = tuple(Member(f"a{rank}", rank, (f"a{rank}/0",)) for rank in range(2))
     allocation = Allocation("1.1.1", "1.1", 1, 1, 5, "default", members, State.STOPPING, exits)
     trial = Trial("1.1", 1, 1, restarts=2, strategy_choice_json=record.to_json() if record is not None else "")
-    return step_down_if_it_helps(decide(trial, allocation, 2, None, Rules(), now=100.0), trial, allocation, started)
+    return step_down_if_it_helps(decide(trial, allocation, RetryTerms(Rules(), 100.0, 2)), trial, allocation, started)
 
 
 def test_a_refusal_in_the_first_steps_is_answered_by_another_strategy() -> None:
