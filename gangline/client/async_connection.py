@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import grpc
 
-from gangline.client.attempts import Attempts, Route, WayBack, error_of_change, find_effects
+from gangline.client.attempts import Attempts, Route, error_of_change, find_effects
 from gangline.client.connection import AnyStub
 from gangline.errors import Effect, GanglineError, conflict
 from gangline.login import Login, say_gateways
@@ -112,30 +112,14 @@ class AsyncConnection(Route[_Gateway]):
                 raise
             raise error_of_change(error, request, effects) from error
 
-    def stream(
-        self,
-        method: Callable[..., Any],
-        make_request: Callable[[], Any],
-        seconds: float | None = None,
-        *,
-        way_back: WayBack | None = None,
-    ) -> AsyncIterator[Any]:
-        """See `Connection.stream`. Raises GanglineError `client.too_many_streams`."""
-        attempts = Attempts(self, is_stream=True, way_back=way_back)
-        return self._stream(method, make_request, attempts, seconds)
-
-    def stream_once(self, method: Callable[..., Any], request: Any) -> AsyncIterator[Any]:
-        """See `Connection.stream_once`."""
-        attempts = Attempts(self, is_stream=True, can_resume=False)
-        return self._stream(method, lambda: request, attempts)
-
     async def _stream(
         self,
         method: Callable[..., Any],
         make_request: Callable[[], Any],
         attempts: Attempts[_Gateway],
-        seconds: float | None = None,
+        seconds: float | None,
     ) -> AsyncIterator[Any]:
+        """Raises GanglineError `client.too_many_streams`."""
         deadline = None if seconds is None else time.monotonic() + seconds
         with self._place_for_stream():
             while True:

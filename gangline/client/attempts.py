@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -79,6 +79,31 @@ class Route(Generic[G]):
         # The gateway that answered last, or the first choice. Another one must first catch up with what this client has
         # seen and changed there.
         self.current = self.chosen
+
+    def stream(
+        self,
+        method: Callable[..., Any],
+        make_request: Callable[[], Any],
+        seconds: float | None = None,
+        *,
+        way_back: WayBack | None = None,
+    ) -> Any:
+        """Yields the answers of a stream. After a lost connection the stream is opened again with make_request(), at
+        the next gateway. So the caller must make the request so that no answer is repeated, or drop repeated ones.
+
+        seconds: for the stream as a whole. way_back: for the error when all gateways are lost.
+        """
+        return self._stream(method, make_request, Attempts(self, is_stream=True, way_back=way_back), seconds)
+
+    def stream_once(self, method: Callable[..., Any], request: Any) -> Any:
+        """Yields the answers of a stream that cannot resume after a lost connection. Only its opening is retried."""
+        return self._stream(method, lambda: request, Attempts(self, is_stream=True, can_resume=False), None)
+
+    def _stream(
+        self, method: Callable[..., Any], make_request: Callable[[], Any], attempts: Attempts[G], seconds: float | None
+    ) -> Any:
+        """Returns an iterator over the answers; each connection has its kind of iterators."""
+        raise NotImplementedError
 
     def leave(self, gateway: G) -> G:
         """Returns the gateway to try after this one. Later calls begin there too."""

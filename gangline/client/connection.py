@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import grpc
 
-from gangline.client.attempts import Attempts, Route, WayBack, error_of_change, find_effects
+from gangline.client.attempts import Attempts, Route, error_of_change, find_effects
 from gangline.errors import GanglineError
 from gangline.login import Login, say_gateways
 from gangline.protocol import rpc
@@ -70,33 +70,12 @@ class Connection(Route[_Gateway]):
                 raise
             raise error_of_change(error, request, effects) from error
 
-    def stream(
-        self,
-        method: Callable[..., Any],
-        make_request: Callable[[], Any],
-        seconds: float | None = None,
-        *,
-        way_back: WayBack | None = None,
-    ) -> Iterator[Any]:
-        """Yields the answers of a stream. After a lost connection the stream is opened again with make_request(), at
-        the next gateway. So the caller must make the request so that no answer is repeated, or drop repeated ones.
-
-        seconds: for the stream as a whole. way_back: for the error when all gateways are lost.
-        """
-        attempts = Attempts(self, is_stream=True, way_back=way_back)
-        return self._stream(method, make_request, attempts, seconds)
-
-    def stream_once(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
-        """Yields the answers of a stream that cannot resume after a lost connection. Only its opening is retried."""
-        attempts = Attempts(self, is_stream=True, can_resume=False)
-        return self._stream(method, lambda: request, attempts)
-
     def _stream(
         self,
         method: Callable[..., Any],
         make_request: Callable[[], Any],
         attempts: Attempts[_Gateway],
-        seconds: float | None = None,
+        seconds: float | None,
     ) -> Iterator[Any]:
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
