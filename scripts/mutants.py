@@ -162,7 +162,6 @@ class _TreePool:
     """Runs work in threads, each call with a copied tree of its own. `close` ends what still runs."""
 
     def __init__(self, trees: Sequence[Path]) -> None:
-        self.num_jobs = len(trees)
         self._idle: SimpleQueue[Path] = SimpleQueue()
         for tree in trees:
             self._idle.put(tree)

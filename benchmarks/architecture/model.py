@@ -87,13 +87,6 @@ def imitate(model: nn.Module, records: Records) -> torch.Tensor:
     return functional.mse_loss(output, wanted.expand_as(output))
 
 
-def own_loss(model: nn.Module, records: Records) -> torch.Tensor:
-    """The loss that the model itself computes."""
-    output: Any = model(**records)
-    loss: torch.Tensor = output.loss
-    return loss
-
-
 def main_tensor(output: Any) -> torch.Tensor:
     """Returns the first tensor of floating-point numbers in an output."""
     if isinstance(output, torch.Tensor):

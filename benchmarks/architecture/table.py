@@ -103,11 +103,6 @@ def part_of(page: str) -> str:
     return BEGIN + page.partition(BEGIN)[2].partition(END)[0] + END
 
 
-def lines_of_refusal(results: Results) -> list[str]:
-    """Returns the different lines, in the order of the rows."""
-    return list(dict.fromkeys(cell.text for row in results.rows for cell in row.cells.values() if cell.text))
-
-
 def _family_rows(results: Results, strategies: Sequence[str]) -> Iterable[list[str]]:
     for family in dict.fromkeys(row.family for row in results.rows):
         rows = [row for row in results.rows if row.family == family]

@@ -10,9 +10,7 @@ import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-ScheduleName = Literal["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
 # Microbatches for each stage where the configuration names no number: the bubble is then below 20 %.
 _MICROBATCHES_PER_STAGE = 4
 # Largest divisor that is tried for a batch, and its counterpart. It bounds the search for any batch that a user writes.

@@ -179,14 +179,6 @@ def trial_lengths(brackets: Iterable[SearchBracket]) -> tuple[tuple[int, int], .
     return tuple(pairs)
 
 
-def expected_lengths(preview: SearchPreview) -> tuple[tuple[int, int], ...]:
-    """Returns how many trials of any search are expected to train for which length, as pairs (num_trials, length) in
-    the preview's unit. Returns nothing where the configuration names no length."""
-    if preview.brackets:
-        return trial_lengths(preview.brackets)
-    return ((preview.num_trials, preview.max_total // preview.num_trials),) if preview.max_total else ()
-
-
 def total_lengths(brackets: Iterable[SearchBracket]) -> tuple[int, int, int]:
     """Returns the lengths of all trials together: at least, expected and at most."""
     totals = [0, 0, 0]

@@ -80,11 +80,6 @@ def count_memory_kills(group: Path) -> int:
     return _read_count(group / "memory.events", "oom_kill")
 
 
-def count_refused_forks(group: Path) -> int:
-    """Returns how many processes and threads the limit has refused."""
-    return _read_count(group / "pids.events", "max")
-
-
 def remove_all(root: Path, allocation_id: str) -> None:
     """Kills what is left in the groups of an allocation's ranks, and removes the groups. A group whose processes are
     still dying stays; the agent calls this again after the end of its runner."""

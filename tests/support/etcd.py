@@ -116,9 +116,6 @@ class EtcdCluster:
         endpoints = tuple(member.address for member in self.members)
         return EtcdSettings(endpoints=endpoints, allow_unsafe_version=read_etcd_version(self.binary) < (3, 5, 3))
 
-    def member_at(self, address: str) -> Member:
-        return next(member for member in self.members if member.address == address)
-
     def stop(self) -> None:
         for member in self.members:
             member.process.send_signal(signal.SIGCONT)

@@ -20,7 +20,7 @@ from gangline.config.pipeline import (
 )
 from gangline.config.strategy_choice import first_of_fastest
 from gangline.errors import GanglineError, invalid
-from gangline.pytorch.parallel.staged.partition import imbalance_ratio, partition
+from gangline.pytorch.parallel.staged.partition import partition
 from gangline.pytorch.plan.memory import Memory, slot_memory
 from gangline.pytorch.plan.model_size import ModelSize
 from gangline.pytorch.plan.stages import Pipeline, stage_memory
@@ -57,7 +57,6 @@ class Candidate:
     seconds: float = 0.0  # expected time of a step, with communication not hidden
     refusal: str = ""  # why the row is not chosen; empty for one that fits
     bubble: float = 0.0
-    imbalance: float = 1.0
     recomputation: str = "none"
 
     @property
@@ -239,5 +238,4 @@ def _pipeline(model: ModelSize, work: Work, place: Place, stages: int, kind: str
         max(stage_memory(model, pipeline), key=lambda memory: memory.total),
         pipeline_seconds(model, pipeline, place),
         bubble=pipeline.bubble,
-        imbalance=imbalance_ratio(costs, counts),
     )

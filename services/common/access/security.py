@@ -38,11 +38,6 @@ _NONCE_BYTES, _SIGNATURE_DIGITS = 8, 64
 _MIN_TOKEN_LENGTH = 16
 
 
-def new_token() -> str:
-    """Returns a new secret of 256 bits, safe in URLs and headers."""
-    return secrets.token_urlsafe(32)
-
-
 def load_token(path: Path | str) -> str:
     """Reads the token in a file, without the white space around it. Raises GanglineError `security.no_token_file` or
     `security.bad_token_file`."""

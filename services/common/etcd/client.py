@@ -159,7 +159,7 @@ class EtcdClient:
         """Returns the status of the member in use."""
         answer = (await self._session.call(Operation.STATUS, messages.StatusRequest())).message
         is_leader = answer.leader == answer.header.member_id
-        return Status(answer.version, is_leader, answer.dbSize, answer.dbSizeInUse)
+        return Status(answer.version, is_leader)
 
     async def examine(self) -> EtcdHealth:
         """Returns whether etcd can be written to, and why not, within 1.5 s."""

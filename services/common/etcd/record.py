@@ -83,8 +83,6 @@ class Status:
 
     version: str
     is_leader: bool
-    database_bytes: int
-    used_bytes: int
 
 
 class Compacted(Exception):

@@ -89,7 +89,6 @@ class _Engine:
         self._ended_seconds: list[float] = []
         self._moments: list[ClusterMoment] = []
         self._questions: list[tuple[float, float, str]] = []
-        self._num_plans = 0
         self._admit(submissions, sizes)
 
     def run(self) -> Played:
@@ -110,7 +109,6 @@ class _Engine:
             tuple(self._spells),
             tuple(self._moments),
             tuple(self._watch.heads),
-            self._num_plans,
         )
 
     def _admit(self, submissions: Iterable[TraceSubmission], sizes: Sequence[int]) -> None:
@@ -174,7 +172,6 @@ class _Engine:
             typical_run_seconds={POOL: self._typical_seconds()},
         )
         decided = self._strategy.decide(snapshot, now)
-        self._num_plans += 1
         if self._strategy.has_head:
             self._watch.look(snapshot, decided, requests, now)
         self._answer(decided, now)
@@ -267,6 +264,5 @@ class _Engine:
             self._agents[agent_id] = replace(agent, used=agent.used + sign * slots)
 
     def _note(self, now: float) -> None:
-        waiting = sum(request.slots for request in self._pending.values())
         busy = sum(agent.used for agent in self._agents.values())
-        self._moments.append(ClusterMoment(now, len(self._pending), waiting, busy))
+        self._moments.append(ClusterMoment(now, len(self._pending), busy))

@@ -49,7 +49,6 @@ class ClusterMoment:
 
     at: float
     num_waiting: int
-    slots_waiting: int
     slots_busy: int
 
 
@@ -78,4 +77,3 @@ class Played:
     spells: tuple[Spell, ...]
     moments: tuple[ClusterMoment, ...]
     heads: tuple[Head, ...]
-    num_plans: int

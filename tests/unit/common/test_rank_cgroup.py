@@ -74,11 +74,10 @@ def test_a_group_gets_only_the_limits_that_are_set(unit: Path) -> None:
 
 def test_counts_are_zero_until_the_kernel_has_written_them(unit: Path) -> None:
     group = rank_cgroup.path_of(unit, "7.1.1", 0)
-    assert (rank_cgroup.count_memory_kills(group), rank_cgroup.count_refused_forks(group)) == (0, 0)
+    assert rank_cgroup.count_memory_kills(group) == 0
     group.mkdir()
     (group / "memory.events").write_text("low 0\nmax 12\noom 1\noom_kill 3\noom_group_kill 1\n")
-    (group / "pids.events").write_text("max 2\n")
-    assert (rank_cgroup.count_memory_kills(group), rank_cgroup.count_refused_forks(group)) == (3, 2)
+    assert rank_cgroup.count_memory_kills(group) == 3
     (group / "memory.events").write_text("oom_kill many\n")
     assert rank_cgroup.count_memory_kills(group) == 0
 

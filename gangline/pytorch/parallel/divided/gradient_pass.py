@@ -101,11 +101,6 @@ def _is_awaited(group: Any) -> bool:
     return not group._reshard_after_forward and bool(group._post_forward_indices)
 
 
-def has_gradient(group: Any) -> bool:
-    """Returns whether a pass has left gradients of whole parameters that are not reduced yet."""
-    return bool(_marks(group))
-
-
 def _marks(group: Any) -> list[tuple[int, int]]:
     """Returns an id and a version for each gradient of a whole parameter. A pass that adds to a gradient changes its
     version."""
