@@ -35,7 +35,7 @@ from services.gateway.history.database import open_database
 from services.gateway.history.metric_block import BLOCK_REPORTS
 from services.gateway.history.reader import Reader
 from services.gateway.history.writer import Writer
-from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord
+from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord, Scope
 
 WORKLOAD = Path(__file__).parent / "workload"
 TARGET_SECONDS = 0.3
@@ -123,7 +123,7 @@ async def _read(engine: sa.Engine, losses: list[float], num_points: int) -> floa
     """Returns the seconds of one reader. Raises AssertionError when a point that has to be there is missing."""
     reader = Reader(engine)
     began = time.perf_counter()
-    series = await reader.series("1.1", "training", METRICS[0], num_points)
+    series = await reader.series(Scope(1, "1.1", "training"), METRICS[0], num_points)
     seconds = time.perf_counter() - began
     reader.close()
     values = [point.value for point in series.points]

@@ -25,7 +25,7 @@ from benchmarks.process import run_benchmark
 from benchmarks.transformer import Transformer
 from gangline import pytorch
 from gangline.pytorch.parallel.staged.schedule import ScheduleThread
-from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
+from gangline.pytorch.plan.live_bytes import ByteLedger, LiveBytes
 
 # Steps before the one that is measured: buckets and the optimizer's state are there after them.
 WARM_UP = 3
@@ -191,7 +191,7 @@ class SizedTrial(pytorch.PyTorchTrial):
 class Meter(pytorch.PyTorchCallback):
     """Takes the peak of each step after the first ones. On the CPU the ledger counts; on a GPU torch's allocator."""
 
-    def __init__(self, ledger: Ledger, device: str) -> None:
+    def __init__(self, ledger: ByteLedger, device: str) -> None:
         self.ledger, self.device = ledger, device
         self.peaks: list[int] = []
 
@@ -231,7 +231,7 @@ def train(case: dict[str, Any], device: str) -> dict[str, Any]:
         "scheduling_unit": 1,
         "checkpoint_policy": "none",
     }
-    ledger, kept = Ledger("cpu"), {}
+    ledger, kept = ByteLedger("cpu"), {}
     meter = Meter(ledger, device)
     start = ScheduleThread.start
 

@@ -21,7 +21,7 @@ from gangline.protocol import wire
 from gangline.v1 import agent_pb2, runner_pb2
 from services.agent.allocations.command_check import refuse_epoch, refuse_start
 from services.agent.allocations.journal import Journal
-from services.agent.allocations.journal_record import StopOrder
+from services.agent.allocations.journal_record import JournalStop
 from services.agent.allocations.roster import Roster
 from services.agent.devices.slot import Slots
 from services.agent.machine import host, metrics
@@ -141,7 +141,7 @@ class LocalAgent:
 
     def _on_stop(self, command: agent_pb2.StopAllocation) -> None:
         kind = wire.enum_member(ExitKind, command.kind) or ExitKind.KILLED
-        order = StopOrder(kind, command.reason, time.time() + command.grace_seconds)
+        order = JournalStop(kind, command.reason, time.time() + command.grace_seconds)
         self.roster.stop(command.allocation_id, command.epoch, order)
 
     def _count(self, command: str, result: str) -> None:

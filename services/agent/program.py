@@ -24,7 +24,7 @@ from services.agent.agent import AgentIdentity, LocalAgent
 from services.agent.allocations.journal import Journal, open_journal
 from services.agent.allocations.launcher import Launcher, RunnerProgram
 from services.agent.allocations.roster import Roster
-from services.agent.allocations.warm import Template, spare_options
+from services.agent.allocations.warm import WarmTemplate, spare_options
 from services.agent.connection.leader_answers import LeaderAnswers, Outbox
 from services.agent.connection.leader_stream import LeaderStream
 from services.agent.devices.gpu_health import Policy
@@ -167,12 +167,14 @@ def _make_room(journal: Journal, code: CodeCache) -> None:
     journal.drop_kept()
 
 
-def _make_templates(settings: AgentSettings, program: RunnerProgram, num_slots: int) -> list[Template]:
+def _make_templates(settings: AgentSettings, program: RunnerProgram, num_slots: int) -> list[WarmTemplate]:
     state = settings.state_dir
     # The runner template loads no torch: runners are cheap, and a CUDA context cannot be forked.
     return [
-        Template("runner-template", (*program.preload, "services.agent.allocations.runner_entry"), state),
-        Template("rank-template", program.rank_preload, state, with_huge_pages(os.environ), spare_options(num_slots)),
+        WarmTemplate("runner-template", (*program.preload, "services.agent.allocations.runner_entry"), state),
+        WarmTemplate(
+            "rank-template", program.rank_preload, state, with_huge_pages(os.environ), spare_options(num_slots)
+        ),
     ]
 
 

@@ -40,7 +40,7 @@ from services.common.address import split_address
 from services.common.timer_grid import seconds_until_due
 from services.trial_runner.attempt_verdict import SchedulerSign, is_leader_cut_off, is_leaderless
 from services.trial_runner.delivery import metrics
-from services.trial_runner.ranks.nursery_client import Nursery
+from services.trial_runner.ranks.nursery_client import NurseryClient
 
 # Share of the lease: the pause between renewals, and the longest duration of one renewal or one round of questions.
 PERIOD_SHARE = 0.25
@@ -125,7 +125,7 @@ class AttemptLease:
             self._begin()
             await self._is_renewed.wait()
 
-    def guard(self, nursery: Nursery) -> None:
+    def guard(self, nursery: NurseryClient) -> None:
         """Has the nursery end its ranks with the lease, even if this process is stopped. Called before ranks start.
 
         From now on the lease must be renewed: the next call is `start_soon` or `start`.

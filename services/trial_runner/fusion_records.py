@@ -25,7 +25,7 @@ ANSWER_SECONDS = 3.0
 log = structlog.get_logger(__name__)
 
 
-class FusionRecords:
+class FusionRelay:
     """Answers the chief's queries and forwards its results. send: sends a message to a rank. `close` may be called only
     when the ranks have gone."""
 

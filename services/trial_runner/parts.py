@@ -17,7 +17,7 @@ from services.trial_runner.delivery.recorder import Recorder
 from services.trial_runner.delivery.relay import Relay
 from services.trial_runner.delivery.running_report import RunningReport
 from services.trial_runner.delivery.spool_folder import SpoolFolder
-from services.trial_runner.fusion_records import FusionRecords
+from services.trial_runner.fusion_records import FusionRelay
 from services.trial_runner.gang.gang_links import GangLinks
 from services.trial_runner.gang.gang_plan import find_place, settled_of
 from services.trial_runner.hang_end import HangEnd
@@ -89,7 +89,7 @@ class AttemptParts:
         self.messages = RankMessages(
             link,
             Relay(spec.trial, recorder, reporter, self.running.on_first_step),
-            FusionRecords(spec, reporter, link.send),
+            FusionRelay(spec, reporter, link.send),
             TrialFacts(spec, reporter, recorder, link.send),
             self.output,
             self.running,

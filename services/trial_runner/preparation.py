@@ -25,7 +25,7 @@ from services.trial_runner.gang.gang_plan import Network, Place
 from services.trial_runner.gang.rendezvous import Rendezvous
 from services.trial_runner.ranks.confinement import Confinement
 from services.trial_runner.ranks.container import Container
-from services.trial_runner.ranks.nursery_client import Nursery, NurseryProcess, start_nursery
+from services.trial_runner.ranks.nursery_client import NurseryClient, NurseryProcess, start_nursery
 
 # The address of rank 0 in a gang of one machine, whose ranks need no other network.
 LOOPBACK = "127.0.0.1"
@@ -46,7 +46,7 @@ class Preparation:
     forked: NurseryProcess | None = None  # a nursery that lives already, for ranks that need no warm process
     # container in which the nursery starts, once the code is there and the gang is linked; None for none
     container: Container | None = None
-    nursery: Nursery | None = None  # set as soon as it lives, so that it can be closed even if another step fails
+    nursery: NurseryClient | None = None  # set as soon as it lives, so that it can be closed even if another step fails
     rendezvous_at: float = 0.0  # time at which the gang was linked; 0 before
 
     async def run(self, on_container: Callable[[str], None]) -> Network:
@@ -108,17 +108,17 @@ class Preparation:
         finally:
             await route.close()
 
-    async def _start_nursery(self) -> Nursery:
+    async def _start_nursery(self) -> NurseryClient:
         if self.container is not None:
             self.nursery = await self.container.start()
         elif self.forked is not None:
-            self.nursery = Nursery(self.forked)
+            self.nursery = NurseryClient(self.forked)
         else:
             self.nursery = await start_nursery(self.rank_forkserver, self.folder.path, len(self.place.ranks))
         self.folder.write_nursery_pid(self.nursery.pid)
         return self.nursery
 
-    async def _host_store(self, nursery: Nursery, address: str) -> int | None:
+    async def _host_store(self, nursery: NurseryClient, address: str) -> int | None:
         """Returns the store's port on node rank 0, and None on any other. The port is 0 for a single rank, which has no
         store. For a script it is a free one, at which its own launcher may host a store."""
         if not self.place.is_head:

@@ -15,7 +15,7 @@ from services.trial_runner.attempt_events import AttemptEvents
 from services.trial_runner.delivery.recorder import Recorder
 from services.trial_runner.delivery.relay import Relay
 from services.trial_runner.delivery.running_report import RunningReport
-from services.trial_runner.fusion_records import FusionRecords
+from services.trial_runner.fusion_records import FusionRelay
 from services.trial_runner.gang.gang_plan import Place
 from services.trial_runner.output import Output
 from services.trial_runner.ranks.log_policy import LogPolicyMatcher
@@ -31,7 +31,7 @@ class RankMessages:
 
     link: RankLinkServer
     relay: Relay
-    fusion: FusionRecords
+    fusion: FusionRelay
     trial_facts: TrialFacts
     output: Output
     running: RunningReport

@@ -43,7 +43,7 @@ from services.trial_runner.ranks.interpreter import (
     make_private,
 )
 from services.trial_runner.ranks.log_pump import LogPump
-from services.trial_runner.ranks.nursery_client import Nursery
+from services.trial_runner.ranks.nursery_client import NurseryClient
 from services.trial_runner.ranks.startup_hook import HOOK_NAME, EnvironmentChange, run_hook
 from services.trial_runner.ranks.step import run_step
 
@@ -74,7 +74,7 @@ class RankSetup:
     container: Container | None = None
 
     async def prepare(
-        self, network: Network, nursery: Nursery, pump: LogPump, on_hook: Callable[[int], None]
+        self, network: Network, nursery: NurseryClient, pump: LogPump, on_hook: Callable[[int], None]
     ) -> RankStart:
         """Raises HookFailed, and GanglineError `environment.*`. on_hook: called with the pid of the startup hook."""
         settled = settled_of(self.spec)
@@ -102,7 +102,7 @@ class RankSetup:
         self,
         start: RankStart,
         interpreter: Interpreter,
-        nursery: Nursery,
+        nursery: NurseryClient,
         pump: LogPump,
         on_hook: Callable[[int], None],
         *,
@@ -141,7 +141,7 @@ class RankSetup:
         is_fresh = is_fresh or self._has_packages(private) or change.needs_fresh_process
         return _changed(start, change, interpreter.rank_command() if is_fresh and not is_command else [])
 
-    def _step_of(self, nursery: Nursery) -> Run:
+    def _step_of(self, nursery: NurseryClient) -> Run:
         """Returns the function that runs a command as the ranks' user, before the ranks."""
         environment = without_settings(self.confinement.settle(os.environ))
 
@@ -159,7 +159,7 @@ class RankSetup:
                 # The hook has changed its environment beyond recognition, so no rank is forked without it.
                 return True
 
-    def _confine(self, nursery: Nursery) -> None:
+    def _confine(self, nursery: NurseryClient) -> None:
         """Gives the ranks what belongs to their user, and has the nursery confine every process that it starts."""
         self.confinement.make_groups(self.place.ranks)
         self.confinement.give_beats(self.beat_paths)

@@ -6,7 +6,7 @@ import pytest
 
 from gangline.domain.state import SlotKind
 from services.agent.devices import nvml
-from services.agent.devices.gpu_health import Health, Policy, after_reading
+from services.agent.devices.gpu_health import GpuHealth, Policy, after_reading
 from services.agent.devices.slot import load_slots
 from services.agent.devices.visible import Device, find_problem
 from services.agent.devices.xid_watch import XidEvent, XidWatch
@@ -51,7 +51,7 @@ def test_look_at_a_healthy_machine(devices: tuple[Device, ...]) -> None:
         assert find_problem(device, look.devices) == ""
         assert look.reading.problem == ""
         assert not look.reading.has_remap_failed
-        health = Health()
+        health = GpuHealth()
         for now in (0.0, 15.0, 30.0):
             health = after_reading(health, look.reading, now, Policy())
         assert health.problem == ""

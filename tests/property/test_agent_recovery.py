@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from gangline.domain.state import ExitKind
 from gangline.v1 import agent_pb2, types_pb2
 from services.agent.allocations.journal import open_journal
-from services.agent.allocations.journal_record import Phase, Record, StopOrder, find_holders
+from services.agent.allocations.journal_record import JournalRecord, JournalStop, Phase, find_holders
 from services.agent.allocations.launcher import Launcher, RunnerProgram
 from services.agent.allocations.roster import Roster
 from services.common import disk
@@ -119,7 +119,7 @@ class AgentUnderCrashes(RuleBasedStateMachine):
     def is_settled(self) -> bool:
         return self.has_crashed() or all(self.has_come_to_rest(record) for record in self.records())
 
-    def has_come_to_rest(self, record: Record) -> bool:
+    def has_come_to_rest(self, record: JournalRecord) -> bool:
         if record.phase is Phase.ACCEPTED and record.stop is None:
             return bool(find_holders(self.records(), record.allocation_id, record.slot_ids))
         is_running = bool(self.runners(record.allocation_id))
@@ -151,7 +151,7 @@ class AgentUnderCrashes(RuleBasedStateMachine):
             self.recover()
             event("crashed between two writes")
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[JournalRecord]:
         assert self.roster is not None
         return self.roster.records
 
@@ -201,7 +201,7 @@ class AgentUnderCrashes(RuleBasedStateMachine):
 
     @rule(number=numbers, kind=st.sampled_from([ExitKind.KILLED, ExitKind.PREEMPTED]))
     def stop(self, number: int, kind: ExitKind) -> None:
-        order = StopOrder(kind, "the test says so", time.time() + 60)
+        order = JournalStop(kind, "the test says so", time.time() + 60)
         if any(record.allocation_id == f"{number}.1.1" for record in self.records()):
             self.do(lambda roster: roster.stop(f"{number}.1.1", 10, order))
 

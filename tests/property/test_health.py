@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.agent.devices.gpu_health import BURST_SECONDS, Health, Policy, Reading, after_reading, after_xid
+from services.agent.devices.gpu_health import BURST_SECONDS, GpuHealth, GpuReading, Policy, after_reading, after_xid
 from services.agent.devices.xid import XidKind, classify
 
 CODES = range(200)
@@ -21,7 +21,7 @@ UNKNOWN = [code for code in CODES if classify(code).kind is XidKind.UNKNOWN]
 class Step:
     """An XID or a reading, some seconds after the step before."""
 
-    what: int | Reading
+    what: int | GpuReading
     seconds: float
 
 
@@ -31,9 +31,9 @@ POLICIES = st.builds(
     num_good_checks=st.integers(1, 5),
     window_seconds=st.floats(1.0, 10_000.0),
 )
-CLEAN = st.builds(Reading, num_uncorrected=st.sampled_from([None, 0]), is_remap_pending=st.booleans())
+CLEAN = st.builds(GpuReading, num_uncorrected=st.sampled_from([None, 0]), is_remap_pending=st.booleans())
 READINGS = st.builds(
-    Reading,
+    GpuReading,
     problem=st.sampled_from(["", "", "it is lost"]),
     num_uncorrected=st.none() | st.integers(0, 5),
     is_remap_pending=st.booleans(),
@@ -42,16 +42,16 @@ READINGS = st.builds(
 SECONDS = st.floats(0.0, 5000.0)
 
 
-def _steps(what: st.SearchStrategy[int | Reading]) -> st.SearchStrategy[list[Step]]:
+def _steps(what: st.SearchStrategy[int | GpuReading]) -> st.SearchStrategy[list[Step]]:
     return st.lists(st.builds(Step, what, SECONDS), max_size=30)
 
 
-def _follow(steps: list[Step], policy: Policy, health: Health | None = None) -> list[Health]:
+def _follow(steps: list[Step], policy: Policy, health: GpuHealth | None = None) -> list[GpuHealth]:
     """The health after each step, and before the first."""
-    states, now = [health or Health()], 0.0
+    states, now = [health or GpuHealth()], 0.0
     for step in steps:
         now += step.seconds
-        if isinstance(step.what, Reading):
+        if isinstance(step.what, GpuReading):
             states.append(after_reading(states[-1], step.what, now, policy))
         else:
             states.append(after_xid(states[-1], step.what, now, policy))
@@ -74,7 +74,7 @@ def test_application_fault_changes_nothing_at_any_time(
 @given(
     _steps(st.sampled_from(INNOCENT) | CLEAN),
     st.lists(st.sampled_from(GUILTY), min_size=1, max_size=10),
-    _steps(st.sampled_from(INNOCENT) | st.builds(Reading, num_uncorrected=st.sampled_from([None, 0]))),
+    _steps(st.sampled_from(INNOCENT) | st.builds(GpuReading, num_uncorrected=st.sampled_from([None, 0]))),
     POLICIES,
 )
 def test_one_unconfirmed_event_never_disables(
@@ -86,14 +86,14 @@ def test_one_unconfirmed_event_never_disables(
 
 
 @given(_steps(st.sampled_from(INNOCENT) | CLEAN), READINGS, _steps(st.sampled_from(INNOCENT) | CLEAN), POLICIES)
-def test_one_bad_check_never_disables(before: list[Step], bad: Reading, after: list[Step], policy: Policy) -> None:
+def test_one_bad_check_never_disables(before: list[Step], bad: GpuReading, after: list[Step], policy: Policy) -> None:
     assert all(not health.problem for health in _follow([*before, Step(bad, 15.0), *after], policy))
 
 
 @given(_steps(st.sampled_from(list(CODES)) | READINGS), POLICIES)
 def test_enough_good_checks_bring_it_back(steps: list[Step], policy: Policy) -> None:
     """Whatever it went through; a reset sets its counters to zero."""
-    good = [Step(Reading(num_uncorrected=0), 15.0)] * policy.num_good_checks
+    good = [Step(GpuReading(num_uncorrected=0), 15.0)] * policy.num_good_checks
     assert _follow([*steps, *good], policy)[-1].problem == ""
 
 

@@ -18,7 +18,7 @@ from services.scheduler.simulator.engine import EngineContext, play
 from services.scheduler.simulator.figure import figures_of
 from services.scheduler.simulator.load import LOADS, draw_load
 from services.scheduler.simulator.played import Played
-from services.scheduler.simulator.strategy import STRATEGIES, Strategy, choose_strategies
+from services.scheduler.simulator.strategy import STRATEGIES, SimulatedStrategy, choose_strategies
 from services.scheduler.simulator.submission import ESTIMATES, Estimates, TraceSubmission
 from services.scheduler.simulator.trace_file import dump_trace, parse_trace
 from tests.support.examples import examples
@@ -102,7 +102,7 @@ def _assert_sound(played: Played, sizes: list[int], trace: list[TraceSubmission]
 @settings(deadline=None, max_examples=examples(150))
 @given(trace=traces(), sizes=SIZES, strategy=st.sampled_from(STRATEGIES), context=SETTINGS)
 def test_no_slot_twice_and_every_request_ends(
-    trace: list[TraceSubmission], sizes: list[int], strategy: Strategy, context: EngineContext
+    trace: list[TraceSubmission], sizes: list[int], strategy: SimulatedStrategy, context: EngineContext
 ) -> None:
     played = play(trace, sizes, strategy, context)
     _assert_sound(played, sizes, trace)
@@ -179,7 +179,7 @@ def test_on_call_work_costs_the_first_head_no_more_than_the_time_to_stop(
     strategy=st.sampled_from(STRATEGIES[:4]),
 )
 def test_backfill_moves_no_head(
-    trace: list[TraceSubmission], sizes: list[int], estimates: Estimates, strategy: Strategy
+    trace: list[TraceSubmission], sizes: list[int], estimates: Estimates, strategy: SimulatedStrategy
 ) -> None:
     played = play(trace, sizes, strategy, EngineContext(estimates))
     assert [head for head in played.heads if head.moved_seconds > 0] == []

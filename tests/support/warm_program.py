@@ -352,14 +352,14 @@ def _overwrite(start: int, end: int, strings: Sequence[str]) -> None:
 
 def _fork_templates(pair: Path) -> None:
     """Has the agents below this process fork their two fork servers from the pair."""
-    from services.agent.allocations.warm import Template
+    from services.agent.allocations.warm import WarmTemplate
 
-    async def start(self: Template) -> Any:
+    async def start(self: WarmTemplate) -> Any:
         server = pair / ("ranks.sock" if self.name == "rank-template" else "services.sock")
         return await _start_template(self, str(server))
 
-    assert callable(Template._start)
-    Template._start = start  # type: ignore[method-assign]
+    assert callable(WarmTemplate._start)
+    WarmTemplate._start = start  # type: ignore[method-assign]
 
 
 async def _start_template(template: Any, server: str) -> _ForkedTemplate:

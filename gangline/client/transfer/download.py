@@ -51,7 +51,7 @@ class NewFolder:
         self._part.rename(self._folder)
 
 
-class _OpenFile:
+class _WrittenFile:
     """The file of a download that is being written, of which there is one at a time."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class ReceivedFolder:
         """Raises GanglineError `download.exists` when the folder exists and is not empty."""
         self._folder = NewFolder(folder)
         self._on_bytes = on_bytes
-        self._files = _OpenFile()
+        self._files = _WrittenFile()
         self._total_bytes = 0
 
     @property
@@ -120,7 +120,7 @@ class GrowingFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files = _OpenFile()
+        self._files = _WrittenFile()
 
     @property
     def num_bytes(self) -> int:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class Ledger:
+class ByteLedger:
     """The live storages of one process on one kind of device. live: bytes at present. peak: the most since the last
     `restart`. Threads that count into one ledger use a LiveBytes each."""
 
@@ -85,7 +85,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
     """Counts the tensors that operations of the entering thread return into a ledger. num_kernels: operations so far
     that returned a dense tensor on the ledger's device."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: ByteLedger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.ledger = ledger
         self.num_kernels = 0

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
+from gangline.pytorch.plan.live_bytes import ByteLedger, LiveBytes
 
 _SIDE = 16
 _ELEMENTS = _SIDE * _SIDE
@@ -82,7 +82,7 @@ def _try(optimizer: Optimizer, dtype: torch.dtype, is_at_once: bool) -> _Tried:
         options["foreach"] = True
     # It is for GPUs, and the trial step runs on the CPU.
     options.pop("capturable", None)
-    ledger, moved = Ledger("cpu"), _MovedBytes()
+    ledger, moved = ByteLedger("cpu"), _MovedBytes()
     try:
         tried = type(optimizer)(parameters, **options)
         # The state is made in the first step.

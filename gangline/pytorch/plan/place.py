@@ -26,7 +26,7 @@ from gangline.pytorch.fusion.probe import measure_link_steadily
 from gangline.pytorch.group import device_identity
 from gangline.pytorch.host_memory import cgroup_limits
 from gangline.pytorch.plan.decision import groups_by_machine, rate_of, round_rate, slot_share
-from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
+from gangline.pytorch.plan.live_bytes import ByteLedger, LiveBytes
 from gangline.pytorch.plan.step_time import SPARE_BYTES, Place
 
 # Beyond the sizes for which an allocator keeps memory that is free.
@@ -144,7 +144,7 @@ def _measure_kernel(device: torch.device) -> float:
     def train() -> None:
         model(records).sum().backward()
 
-    with LiveBytes(Ledger(device.type)) as counting:
+    with LiveBytes(ByteLedger(device.type)) as counting:
         train()
     return _fastest_seconds(device, train) / counting.num_kernels
 

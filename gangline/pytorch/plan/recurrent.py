@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
+from gangline.pytorch.plan.live_bytes import ByteLedger, LiveBytes
 
 # Records of the LSTM that is tried.
 _RECORDS = 4
@@ -177,7 +177,7 @@ def _kept_bytes(
     """Returns the bytes that an LSTM on the CPU keeps for a record, beside its operands and its outputs; None where
     oneDNN does not run it. record: steps and width of its input. states: layers and width of both. weights: their
     shapes."""
-    ledger, names = Ledger("cpu"), _Names()
+    ledger, names = ByteLedger("cpu"), _Names()
     steps, width = record
     shape = (_RECORDS, steps, width) if options[_BATCH_FIRST] else (steps, _RECORDS, width)
     # What counts and keeps the trial's passes does not see this LSTM.

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count, shape_wrapper
 
 from gangline.pytorch.plan import recurrent
-from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
+from gangline.pytorch.plan.live_bytes import ByteLedger, LiveBytes
 from gangline.pytorch.plan.model_size import Moment
 
 _flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -40,7 +40,7 @@ class StepPeak:
     backward pass has ended."""
 
     def __init__(self, models: Sequence[nn.Module], batch: Any, device: torch.device) -> None:
-        self._ledger, self._copies = Ledger(device.type), Ledger(device.type)
+        self._ledger, self._copies = ByteLedger(device.type), ByteLedger(device.type)
         self._models = models
         self._gradient_bytes = 0
         self._points: list[_Point] = []

@@ -33,7 +33,7 @@ _Sizes = dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class CopyDifference:
     """Tensor whose copies differ."""
 
     name: str
@@ -66,16 +66,16 @@ def differ(maxima: Sequence[int]) -> bool:
     return any(largest != -smallest for largest, smallest in zip(maxima[::2], maxima[1::2], strict=True))
 
 
-def find_largest(copies: Sequence[Copies], distributed: DistributedContext) -> Difference | None:
+def find_largest(copies: Sequence[Copies], distributed: DistributedContext) -> CopyDifference | None:
     """Returns the tensor whose copies differ most now, the same on all ranks; None where all are the same."""
     by_rank = distributed.allgather([(each.index, _row_of(each)) for each in copies])
     sizes = [_measure(each, [rows[place] for rows in by_rank]) for place, each in enumerate(copies)]
-    worst: Difference | None = None
+    worst: CopyDifference | None = None
     sizes_by_rank: list[list[_Sizes]] = distributed.allgather(sizes)
     for each, of_ranks in zip(copies, zip(*sizes_by_rank, strict=True), strict=True):
         for name, ratio in _ratios(of_ranks).items():
             if worst is None or ratio > worst.ratio:
-                worst = Difference(name, each.owner, ratio)
+                worst = CopyDifference(name, each.owner, ratio)
     return worst
 
 

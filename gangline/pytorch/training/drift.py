@@ -17,7 +17,7 @@ from gangline.errors import invalid
 from gangline.pytorch.parallel.shared.copies import Copies
 from gangline.pytorch.training.comparison import (
     TOLERANCE,
-    Difference,
+    CopyDifference,
     count_of,
     differ,
     find_largest,
@@ -93,7 +93,7 @@ class DriftCheck:
         """Returns the buffers to compare; none after the warning."""
         return () if self._has_warned_of_buffers else self._strategy.replicated_buffers(self._models)
 
-    def _judge(self, found: Difference | None, batches: int, describe_newest: Callable[[], str]) -> None:
+    def _judge(self, found: CopyDifference | None, batches: int, describe_newest: Callable[[], str]) -> None:
         if found is None:
             return
         if found.ratio <= TOLERANCE:
@@ -108,13 +108,13 @@ class DriftCheck:
             "initialises or changes them from the same seed",
         )
 
-    def _warn(self, found: Difference) -> None:
+    def _warn(self, found: CopyDifference) -> None:
         if not self._has_warned and self._distributed.is_chief:
             text = "%s differs between %ss by %.1g of its largest value, as rounding on GPUs of several kinds makes it"
             _log.warning(text, found.name, found.owner, found.ratio)
         self._has_warned = True
 
-    def _warn_of_buffer(self, found: Difference | None) -> None:
+    def _warn_of_buffer(self, found: CopyDifference | None) -> None:
         if found is None or found.ratio <= TOLERANCE:
             return
         self._has_warned_of_buffers = True

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 
 from gangline.domain.allocation import Allocation
 from gangline.domain.id import describe_allocations
-from services.agent.allocations.journal_record import Record, find_holders
+from services.agent.allocations.journal_record import JournalRecord, find_holders
 
 
 def refuse_epoch(epoch: int, highest_epoch: int) -> str:
@@ -33,7 +33,7 @@ def refuse_start(allocation: Allocation, node_rank: int, agent_id: str, own_slot
     return ""
 
 
-def refuse_slots(records: Iterable[Record], allocation_id: str, slot_ids: Collection[str]) -> str:
+def refuse_slots(records: Iterable[JournalRecord], allocation_id: str, slot_ids: Collection[str]) -> str:
     """Returns why the slots cannot become free for this allocation: a holder without an order to stop. The result is
     empty if all slots are free, or about to be."""
     record_by_id = {record.allocation_id: record for record in records}

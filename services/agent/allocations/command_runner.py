@@ -141,7 +141,7 @@ class Turn:
             self._free.release()
 
 
-class Turns:
+class StartTurns:
     """Lets one short command start for each processor, and at least two.
 
     If all starts of a burst ran at once, they would need one process each and delay one another. In turns, most of them

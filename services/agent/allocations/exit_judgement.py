@@ -16,7 +16,7 @@ from signal import Signals
 from gangline.domain.allocation import ExitReport
 from gangline.domain.failure import signal_name
 from gangline.domain.state import ExitKind
-from services.agent.allocations.journal_record import Phase, Record, StopOrder
+from services.agent.allocations.journal_record import JournalRecord, JournalStop, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Evidence:
     ended_unasked: bool = False  # whether it ended before there was an order to end
 
 
-def conclude(record: Record, evidence: Evidence, agent_id: str, now: float) -> ExitReport:
+def conclude(record: JournalRecord, evidence: Evidence, agent_id: str, now: float) -> ExitReport:
     """Returns the report for a runner that left none."""
     kind, message = _judge(record, evidence)
     was_never_started = record.phase is Phase.ACCEPTED and record.stop is not None and not evidence.problem
@@ -57,7 +57,7 @@ def conclude(record: Record, evidence: Evidence, agent_id: str, now: float) -> E
     )
 
 
-def _judge(record: Record, evidence: Evidence) -> tuple[ExitKind, str]:
+def _judge(record: JournalRecord, evidence: Evidence) -> tuple[ExitKind, str]:
     if evidence.start_error:
         kind = ExitKind.AGENT_DISK if evidence.is_disk_fault else ExitKind.START_FAILED
         return kind, evidence.start_error
@@ -66,7 +66,7 @@ def _judge(record: Record, evidence: Evidence) -> tuple[ExitKind, str]:
     return _judge_stopped(record, record.stop, evidence)
 
 
-def _judge_stopped(record: Record, order: StopOrder, evidence: Evidence) -> tuple[ExitKind, str]:
+def _judge_stopped(record: JournalRecord, order: JournalStop, evidence: Evidence) -> tuple[ExitKind, str]:
     if record.phase is Phase.ACCEPTED:
         return order.kind, f"stopped before its trial runner started: {order.reason}"
     if order.kind is ExitKind.KILLED:
@@ -80,7 +80,7 @@ def _judge_stopped(record: Record, order: StopOrder, evidence: Evidence) -> tupl
     return ExitKind.RUNNER_LOST, _lost_message(record, evidence)
 
 
-def _lost_message(record: Record, evidence: Evidence) -> str:
+def _lost_message(record: JournalRecord, evidence: Evidence) -> str:
     who = f"its trial runner (pid {record.process.pid})" if record.process else "its trial runner"
     parts = [f"{who} ended without a report", _format_end(evidence.end)]
     parts += [evidence.problem, f"its log is {evidence.log_path}" if evidence.log_path else ""]
@@ -97,7 +97,7 @@ def _format_end(end: ProcessEnd) -> str:
 LINGER_SECONDS = 20.0
 
 
-def plan_signal(order: StopOrder | None) -> Signals | None:
+def plan_signal(order: JournalStop | None) -> Signals | None:
     """Returns SIGTERM, with which the trial checkpoints first, or SIGQUIT, which ends the ranks now; None without an
     order."""
     if order is None:
@@ -105,7 +105,7 @@ def plan_signal(order: StopOrder | None) -> Signals | None:
     return Signals.SIGQUIT if order.kind is ExitKind.KILLED else Signals.SIGTERM
 
 
-def plan_kill_at(order: StopOrder | None, exit_seen_at: float | None) -> float | None:
+def plan_kill_at(order: JournalStop | None, exit_seen_at: float | None) -> float | None:
     """Returns the Unix seconds at which the rest of the runner gets SIGKILL; None while it may run on.
 
     exit_seen_at: when its report was first seen on disk.

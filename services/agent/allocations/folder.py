@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gangline.v1 import runner_pb2
-from services.agent.allocations.journal_record import Record, format_record, parse_record
+from services.agent.allocations.journal_record import JournalRecord, format_record, parse_record
 from services.common.disk import move_aside
 from services.common.state_folder import SharedFolder
 from services.common.tree import remove_tree
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class AllocationFolder(SharedFolder):
     """The folder of one allocation, with the functions that only the agent calls."""
 
-    def create(self, spec: runner_pb2.RunnerSpec, record: Record) -> None:
+    def create(self, spec: runner_pb2.RunnerSpec, record: JournalRecord) -> None:
         """Writes spec and record. The record is the last file: a folder without one was never accepted.
 
         The files outlive the agent, but need not outlive a power cut. A power cut ends everything that runs here, and
@@ -37,11 +37,11 @@ class AllocationFolder(SharedFolder):
         self.write_spec(spec)
         self.save(record, is_durable=False)
 
-    def save(self, record: Record, *, is_durable: bool = True) -> None:
+    def save(self, record: JournalRecord, *, is_durable: bool = True) -> None:
         """Writes the record atomically. is_durable: it also survives a power cut."""
         self.write_record(format_record(record), is_durable=is_durable)
 
-    def load_record(self) -> Record | None:
+    def load_record(self) -> JournalRecord | None:
         """Returns the record; None if there is none. Raises ValueError if it cannot be read or belongs to another
         allocation."""
         text = _read_if_there(self.record_path.read_text)

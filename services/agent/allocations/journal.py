@@ -22,7 +22,7 @@ from gangline.errors import GanglineError, conflict, invalid
 from gangline.v1 import runner_pb2
 from services.agent.allocations import process_watch
 from services.agent.allocations.folder import CORRUPT, AllocationFolder
-from services.agent.allocations.journal_record import Phase, Record
+from services.agent.allocations.journal_record import JournalRecord, Phase
 from services.agent.allocations.recovery import Findings
 from services.common.disk import move_aside, write_atomic
 from services.common.disk_fault import is_disk_fault
@@ -39,7 +39,7 @@ class Survey:
 
     folder: AllocationFolder
     findings: Findings
-    record: Record | None  # rebuilt from the spec if it was unreadable; None without a spec
+    record: JournalRecord | None  # rebuilt from the spec if it was unreadable; None without a spec
 
 
 class Journal:
@@ -277,12 +277,12 @@ def _load(folder: AllocationFolder, path: Path, load: Callable[[], T | None]) ->
         return None, problem
 
 
-def _rebuild(folder: AllocationFolder, spec: runner_pb2.RunnerSpec | None) -> Record | None:
+def _rebuild(folder: AllocationFolder, spec: runner_pb2.RunnerSpec | None) -> JournalRecord | None:
     """Returns a record from the spec alone, in place of an unreadable one. It has the allocation's slots and the time
     since when they are held."""
     if spec is None:
         return None
-    return Record(
+    return JournalRecord(
         allocation_id=folder.allocation_id,
         epoch=spec.allocation.epoch,
         slot_ids=tuple(spec.allocation.members[spec.node_rank].slot_ids),

@@ -38,7 +38,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class StopOrder:
+class JournalStop:
     """An order to end."""
 
     kind: ExitKind  # PREEMPTED (with a checkpoint first) or KILLED
@@ -47,7 +47,7 @@ class StopOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class JournalRecord:
     """The state of one allocation."""
 
     allocation_id: str
@@ -56,7 +56,7 @@ class Record:
     accepted_at: float
     phase: Phase = Phase.ACCEPTED
     process: Process | None = None
-    stop: StopOrder | None = None
+    stop: JournalStop | None = None
     status: Mapping[str, Any] | None = None  # the final AllocationStatus as proto JSON; None until the record is ENDED
     boot_id: str = ""  # boot of the machine at the acceptance, if the record does not note the start; empty otherwise
 
@@ -65,25 +65,25 @@ class Record:
         return self.phase is not Phase.ENDED
 
 
-def mark_started(record: Record, process: Process | None) -> Record:
+def mark_started(record: JournalRecord, process: Process | None) -> JournalRecord:
     """Notes that the runner was started. process: None if it is not known which process it is. An ended record stays
     ended."""
     return replace(record, phase=Phase.RUNNING, process=process) if record.is_live else record
 
 
-def mark_stopping(record: Record, order: StopOrder) -> Record:
+def mark_stopping(record: JournalRecord, order: JournalStop) -> JournalRecord:
     """Adds an order to stop. Orders only get stricter: KILLED replaces PREEMPTED, and the earlier deadline is kept."""
     if not record.is_live:
         return record
     return replace(record, stop=order if record.stop is None else _stricter(record.stop, order))
 
 
-def mark_ended(record: Record, status: Mapping[str, Any]) -> Record:
+def mark_ended(record: JournalRecord, status: Mapping[str, Any]) -> JournalRecord:
     """Notes the final status. The first one stays, because a terminal state never changes."""
     return replace(record, phase=Phase.ENDED, status=status) if record.is_live else record
 
 
-def find_holders(records: Iterable[Record], allocation_id: str, slot_ids: Iterable[str]) -> tuple[str, ...]:
+def find_holders(records: Iterable[JournalRecord], allocation_id: str, slot_ids: Iterable[str]) -> tuple[str, ...]:
     """Returns the other live allocations that hold one of these slots."""
     wanted = set(slot_ids)
     return tuple(
@@ -93,16 +93,16 @@ def find_holders(records: Iterable[Record], allocation_id: str, slot_ids: Iterab
     )
 
 
-def format_record(record: Record) -> str:
+def format_record(record: JournalRecord) -> str:
     # asdict copies every value, which takes longer than the rest of a write.
-    values = {each.name: getattr(record, each.name) for each in fields(Record)}
+    values = {each.name: getattr(record, each.name) for each in fields(JournalRecord)}
     for name in ("process", "stop"):
         part = values[name]
         values[name] = {each.name: getattr(part, each.name) for each in fields(part)} if part else None
     return json.dumps({"version": SCHEMA_VERSION, **values}) + "\n"
 
 
-def parse_record(text: str) -> Record:
+def parse_record(text: str) -> JournalRecord:
     """Returns the record of a text that `format_record` wrote. Raises ValueError with a sentence for any other text."""
     try:
         values = json.loads(text)
@@ -116,16 +116,16 @@ def parse_record(text: str) -> Record:
         raise ValueError(f"a field is missing or wrong: {error}") from error
 
 
-def _read_record(values: dict[str, Any]) -> Record:
+def _read_record(values: dict[str, Any]) -> JournalRecord:
     process, stop, status = values["process"], values["stop"], values["status"]
-    record = Record(
+    record = JournalRecord(
         allocation_id=str(values["allocation_id"]),
         epoch=int(values["epoch"]),
         slot_ids=tuple(str(slot_id) for slot_id in values["slot_ids"]),
         accepted_at=float(values["accepted_at"]),
         phase=Phase(values["phase"]),
         process=Process(**process) if process else None,
-        stop=StopOrder(**{**stop, "kind": ExitKind(stop["kind"])}) if stop else None,
+        stop=JournalStop(**{**stop, "kind": ExitKind(stop["kind"])}) if stop else None,
         status=dict(status) if status is not None else None,
         boot_id=str(values.get("boot_id", "")),
     )
@@ -134,6 +134,6 @@ def _read_record(values: dict[str, Any]) -> Record:
     return record
 
 
-def _stricter(first: StopOrder, second: StopOrder) -> StopOrder:
+def _stricter(first: JournalStop, second: JournalStop) -> JournalStop:
     harder = second if second.kind is ExitKind.KILLED and first.kind is not ExitKind.KILLED else first
     return replace(harder, deadline_at=min(first.deadline_at, second.deadline_at))

@@ -18,10 +18,10 @@ import structlog
 from gangline.errors import GanglineError
 from gangline.launch import child
 from services.agent.allocations import process_watch, runner_entry
-from services.agent.allocations.command_runner import CommandRunner, IdleRunners, Turns
+from services.agent.allocations.command_runner import CommandRunner, IdleRunners, StartTurns
 from services.agent.allocations.folder import AllocationFolder
 from services.agent.allocations.journal_record import Process
-from services.agent.allocations.warm import Template
+from services.agent.allocations.warm import WarmTemplate
 from services.agent.machine import metrics
 
 # Limit for a fork. The runner template needs less time for its imports, and waiting for it is faster than importing the
@@ -56,11 +56,11 @@ class Launcher:
     """Starts the runners of one agent."""
 
     program: RunnerProgram
-    runner_template: Template | None  # None for cold starts only
+    runner_template: WarmTemplate | None  # None for cold starts only
     rank_socket_path: str  # empty if there is no rank template
     # processes that have ended a short command and may take the next one
     idle: IdleRunners = field(default_factory=IdleRunners)
-    turns: Turns = field(default_factory=Turns)  # lets short commands start in turns
+    turns: StartTurns = field(default_factory=StartTurns)  # lets short commands start in turns
 
     async def start_command(self, folder: AllocationFolder) -> tuple[Process | None, CommandRunner | None]:
         """Starts a lone command, like `start`. The second result is None if the process takes no other command.
@@ -119,7 +119,7 @@ class Launcher:
         return self._spawn(folder, alive, output)
 
     async def _fork(
-        self, template: Template, folder: AllocationFolder, alive: int, output: int, control: int | None
+        self, template: WarmTemplate, folder: AllocationFolder, alive: int, output: int, control: int | None
     ) -> int | None:
         """Returns the pid of the forked runner. Returns None if the template did not fork it, and certainly will
         not."""

@@ -27,10 +27,10 @@ from services.agent.allocations.command_runner import CommandRunner, Turn
 from services.agent.allocations.exit_judgement import Evidence, ProcessEnd, conclude, plan_kill_at, plan_signal
 from services.agent.allocations.folder import AllocationFolder
 from services.agent.allocations.journal_record import (
+    JournalRecord,
+    JournalStop,
     Phase,
     Process,
-    Record,
-    StopOrder,
     mark_ended,
     mark_started,
     mark_stopping,
@@ -74,7 +74,7 @@ class LifecycleContext:
     agent_id: str
     launcher: Launcher
     # returns "" once no other live allocation holds the record's slots, or the reason why that will not happen
-    wait_for_slots: Callable[[Record], Awaitable[str]]
+    wait_for_slots: Callable[[JournalRecord], Awaitable[str]]
     on_status: Callable[[agent_pb2.AllocationStatus], None]  # called with each status after it is on disk
     # returns once the leader is heard; None without a leader to wait for
     wait_until_heard: Callable[[], Awaitable[None]] | None = None
@@ -102,7 +102,7 @@ class AllocationLifecycle:
     def __init__(
         self,
         folder: AllocationFolder,
-        record: Record,
+        record: JournalRecord,
         context: LifecycleContext,
         problem: str = "",
         *,
@@ -159,7 +159,7 @@ class AllocationLifecycle:
         """Reports the current status, as the leader expects after a command."""
         self._context.on_status(self.status())
 
-    def stop(self, order: StopOrder) -> None:
+    def stop(self, order: JournalStop) -> None:
         """Adds an order to stop. May be called at any time and any number of times; orders only get stricter."""
         self._move(mark_stopping(self.record, order))
         self._ordered.set()
@@ -395,7 +395,7 @@ class AllocationLifecycle:
         ]
         return any(was_killed)
 
-    def _move(self, record: Record) -> None:
+    def _move(self, record: JournalRecord) -> None:
         """Changes the record, saves it, and reports a new status. A record that cannot be written is still obeyed:
         after a crash the folder's locks show the same."""
         if record == self.record:
@@ -411,7 +411,7 @@ class AllocationLifecycle:
         if (record.phase, record.status) != was:
             self.tell()
 
-    def _save(self, record: Record) -> None:
+    def _save(self, record: JournalRecord) -> None:
         """Writes the record as durably as it must be.
 
         A record that follows from the runner's report on this disk is derived from it again, so it need not survive a

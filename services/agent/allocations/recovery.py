@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from services.agent.allocations.journal_record import Phase, Record
+from services.agent.allocations.journal_record import JournalRecord, Phase
 
 
-class Verdict(StrEnum):
+class RecoveryVerdict(StrEnum):
     """The action for one folder of the journal."""
 
     KEEP = "KEEP"  # it has ended: report it until the scheduler sends Forget
@@ -28,7 +28,7 @@ class Verdict(StrEnum):
 class Findings:
     """The findings on one folder."""
 
-    record: Record | None  # None if there is none or it cannot be read; `problem` then names it
+    record: JournalRecord | None  # None if there is none or it cannot be read; `problem` then names it
     has_spec: bool  # whether spec.json exists and is readable
     is_alive: bool  # whether the runner's lock is held, or its process lives
     has_exit: bool  # whether the runner left its exit.json
@@ -36,27 +36,27 @@ class Findings:
     was_tried: bool = False  # whether the runner may have been started although the record does not note it
 
 
-def plan_recovery(findings: Findings) -> Verdict:
+def plan_recovery(findings: Findings) -> RecoveryVerdict:
     """Returns the verdict for one folder. The same findings give the same verdict, so a second crash changes
     nothing."""
     if findings.record is None:
         return _plan_without_record(findings)
     if not findings.record.is_live:
-        return Verdict.KILL if findings.is_alive else Verdict.KEEP
+        return RecoveryVerdict.KILL if findings.is_alive else RecoveryVerdict.KEEP
     if findings.is_alive:
-        return Verdict.ADOPT
+        return RecoveryVerdict.ADOPT
     is_unstarted = findings.record.phase is Phase.ACCEPTED and not findings.has_exit and not findings.was_tried
     if is_unstarted and findings.has_spec:
-        return Verdict.START
-    return Verdict.CONCLUDE
+        return RecoveryVerdict.START
+    return RecoveryVerdict.CONCLUDE
 
 
-def _plan_without_record(findings: Findings) -> Verdict:
+def _plan_without_record(findings: Findings) -> RecoveryVerdict:
     if findings.is_alive:
         # Training continues although a file of the journal is broken, as long as its slots are known.
-        return Verdict.ADOPT if findings.has_spec else Verdict.KILL
+        return RecoveryVerdict.ADOPT if findings.has_spec else RecoveryVerdict.KILL
     if findings.problem or findings.has_exit:
-        return Verdict.CONCLUDE
+        return RecoveryVerdict.CONCLUDE
     # The runner starts after the record is complete. So without any record no runner was started, and no slot was
     # promised.
-    return Verdict.DISCARD
+    return RecoveryVerdict.DISCARD

@@ -26,10 +26,10 @@ from services.agent.allocations.command_check import refuse_slots
 from services.agent.allocations.command_runner import is_lone_command
 from services.agent.allocations.folder import AllocationFolder
 from services.agent.allocations.journal import Journal, Survey, remove_folders
-from services.agent.allocations.journal_record import Phase, Record, StopOrder, find_holders, mark_ended
+from services.agent.allocations.journal_record import JournalRecord, JournalStop, Phase, find_holders, mark_ended
 from services.agent.allocations.launcher import Launcher
 from services.agent.allocations.lifecycle import AllocationLifecycle, LifecycleContext, hold_seconds_of
-from services.agent.allocations.recovery import Verdict, plan_recovery
+from services.agent.allocations.recovery import RecoveryVerdict, plan_recovery
 from services.agent.machine import metrics
 from services.common.concurrency import cancel
 from services.common.disk_fault import is_disk_fault
@@ -81,7 +81,7 @@ class Roster:
         )
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[JournalRecord]:
         return [lifecycle.record for lifecycle in list(self._lifecycles.values())]
 
     def find(self, allocation_id: str) -> AllocationLifecycle | None:
@@ -115,7 +115,9 @@ class Roster:
         settled = settle(spec.config_json)
         is_lone = is_lone_command(spec, settled)
         boot_id = process_watch.boot_id() if is_lone else ""
-        record = Record(spec.allocation.id, spec.allocation.epoch, slot_ids, accepted_at=time.time(), boot_id=boot_id)
+        record = JournalRecord(
+            spec.allocation.id, spec.allocation.epoch, slot_ids, accepted_at=time.time(), boot_id=boot_id
+        )
         refusal = refusal or refuse_slots(self.records, record.allocation_id, slot_ids)
         if refusal:
             # Without slots, because a refused allocation must not hold the slots that it asked for.
@@ -134,7 +136,7 @@ class Roster:
         self._lifecycles[record.allocation_id].tell()
         return record.is_live
 
-    def stop(self, allocation_id: str, epoch: int, order: StopOrder) -> None:
+    def stop(self, allocation_id: str, epoch: int, order: JournalStop) -> None:
         """Stops the allocation if it is live, and reports its status in any case."""
         lifecycle = self._lifecycles.get(allocation_id)
         if lifecycle is not None and lifecycle.record.is_live:
@@ -145,7 +147,7 @@ class Roster:
         else:
             # The allocation never arrived here, or its exit is recorded already. Nothing of it is alive, as the order
             # demands.
-            record = Record(allocation_id, epoch, (), accepted_at=0.0)
+            record = JournalRecord(allocation_id, epoch, (), accepted_at=0.0)
             record = self._ended(record, order.kind, f"it was not here to stop: {order.reason}")
             self._on_status(json_format.ParseDict(dict(record.status or {}), agent_pb2.AllocationStatus()))
 
@@ -159,7 +161,7 @@ class Roster:
             self._unwanted.add(allocation_id)
             deadline_at = time.time() + FORGET_GRACE_SECONDS
             lifecycle.stop(
-                StopOrder(ExitKind.KILLED, "the scheduler does not know this allocation any more", deadline_at)
+                JournalStop(ExitKind.KILLED, "the scheduler does not know this allocation any more", deadline_at)
             )
             self._notify()
             return
@@ -168,7 +170,7 @@ class Roster:
     async def stop_all(self, grace_seconds: float, reason: str) -> None:
         """Preempts every allocation and returns when all have ended. A second call with less grace shortens the
         deadline of the first."""
-        order = StopOrder(ExitKind.PREEMPTED, reason, time.time() + grace_seconds)
+        order = JournalStop(ExitKind.PREEMPTED, reason, time.time() + grace_seconds)
         for lifecycle in self._lifecycles.values():
             lifecycle.stop(order)
         await asyncio.gather(*self._tasks.values())
@@ -181,24 +183,24 @@ class Roster:
             await cancel(self._tidying)
             self._journal.tidy()
 
-    def _take_up(self, survey: Survey, verdict: Verdict) -> None:
+    def _take_up(self, survey: Survey, verdict: RecoveryVerdict) -> None:
         folder, record = survey.folder, survey.record
-        if verdict is Verdict.DISCARD:
+        if verdict is RecoveryVerdict.DISCARD:
             try:
                 folder.remove()
             except OSError as error:
                 log.warning("cannot remove a folder of the journal", path=str(folder.path), error=str(error))
             return
         if record is None:
-            record = Record(folder.allocation_id, 0, (), accepted_at=0.0, phase=Phase.RUNNING)
-        if verdict is Verdict.KILL:
+            record = JournalRecord(folder.allocation_id, 0, (), accepted_at=0.0, phase=Phase.RUNNING)
+        if verdict is RecoveryVerdict.KILL:
             # SIGKILL leaves no report of an orderly end, which would hide that the agent gave the allocation up.
             for opener in (
                 *process_watch.find_openers(folder.alive_path),
                 *process_watch.find_openers(folder.lock_path),
             ):
                 process_watch.kill_group(opener)
-        elif verdict in {Verdict.ADOPT, Verdict.CONCLUDE}:
+        elif verdict in {RecoveryVerdict.ADOPT, RecoveryVerdict.CONCLUDE}:
             # Whatever the record says, a start has happened, and there must never be a second one.
             record = replace(record, phase=Phase.RUNNING)
         self._begin(folder, record, survey.findings.problem)
@@ -206,7 +208,7 @@ class Roster:
     def _begin(
         self,
         folder: AllocationFolder,
-        record: Record,
+        record: JournalRecord,
         problem: str = "",
         *,
         is_lone_command: bool = False,
@@ -264,7 +266,7 @@ class Roster:
                 if self._num_untidy < MAX_UNTIDY:
                     await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _wait_for_slots(self, record: Record) -> str:
+    async def _wait_for_slots(self, record: JournalRecord) -> str:
         """Returns "" once the slots are free; otherwise the reason why they will not be."""
         give_up_at = time.monotonic() + SLOT_SECONDS
         while holders := find_holders(self._accepted_before(record), record.allocation_id, record.slot_ids):
@@ -279,7 +281,7 @@ class Roster:
                     await self._changed.wait()
         return ""
 
-    def _accepted_before(self, record: Record) -> list[Record]:
+    def _accepted_before(self, record: JournalRecord) -> list[JournalRecord]:
         """Returns the records that this one must wait for. A later allocation is none of them: an allocation that is
         stopped before it got its slots must not wait for its successor."""
         records = self.records
@@ -291,7 +293,7 @@ class Roster:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _ended(self, record: Record, kind: ExitKind, message: str) -> Record:
+    def _ended(self, record: JournalRecord, kind: ExitKind, message: str) -> JournalRecord:
         """Returns the record of an allocation that ended before it began."""
         now = time.time()
         is_agents = kind in (ExitKind.START_FAILED, ExitKind.AGENT_DISK)

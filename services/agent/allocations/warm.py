@@ -43,7 +43,7 @@ def spare_options(num_slots: int) -> tuple[str, ...]:
     return ("--prepare", "gangline.launch.nursery:prepare", "--prepare-count", str(min(num_slots, MOST_SPARES)))
 
 
-class Template:
+class WarmTemplate:
     """One fork server. `run` is its long-lived task. environment: of the server; its forks get one each. options: more
     options of its command line."""
 

@@ -1,8 +1,8 @@
 """PURE: when a GPU is taken out of use, and when it is used again.
 
-There is one Health for each device. An XID or an unusual reading only raises a suspicion. A second finding confirms it:
-a check that agrees, or another XID outside of the same burst. It makes a problem of the suspicion, which takes the slot
-out of use. Good checks in a row end the problem. XIDs that an application causes, and errors that the hardware
+There is one GpuHealth for each device. An XID or an unusual reading only raises a suspicion. A second finding confirms
+it: a check that agrees, or another XID outside of the same burst. It makes a problem of the suspicion, which takes the
+slot out of use. Good checks in a row end the problem. XIDs that an application causes, and errors that the hardware
 contained, never count.
 monitor.py calls this with NVML's findings; `now` is in seconds of any monotonic clock.
 """
@@ -31,7 +31,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class GpuReading:
     """The result of one check of a device."""
 
     # a query that failed, or the driver's recommendation, as a sentence with a remedy; empty if there is none
@@ -61,7 +61,7 @@ class Suspicion:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class GpuHealth:
     """The state of one device."""
 
     problem: str = ""  # why the device is out of use, and the remedy; empty while it is in use
@@ -75,7 +75,7 @@ class Health:
     contained_at: float | None = None  # time of the last contained error; None if there was none
 
 
-def after_xid(health: Health, code: int, now: float, policy: Policy) -> Health:
+def after_xid(health: GpuHealth, code: int, now: float, policy: Policy) -> GpuHealth:
     """Returns the health after the driver reported this XID for the device."""
     xid = classify(code)
     if xid.kind is XidKind.APPLICATION:
@@ -94,7 +94,7 @@ def after_xid(health: Health, code: int, now: float, policy: Policy) -> Health:
     return _judge(replace(health, suspicions=suspicions), "", policy)
 
 
-def after_reading(health: Health, reading: Reading, now: float, policy: Policy) -> Health:
+def after_reading(health: GpuHealth, reading: GpuReading, now: float, policy: Policy) -> GpuHealth:
     """Returns the health after a check of the device with this reading."""
     # The suspicions that made a problem are kept as long as it lasts.
     suspicions = health.suspicions if health.problem else _recent(health.suspicions, now, policy)
@@ -117,18 +117,18 @@ def after_reading(health: Health, reading: Reading, now: float, policy: Policy) 
     return _judge(checked, fault, policy)
 
 
-def _after_good(health: Health, policy: Policy) -> Health:
+def _after_good(health: GpuHealth, policy: Policy) -> GpuHealth:
     if health.good_checks + 1 < policy.num_good_checks:
         return replace(health, good_checks=health.good_checks + 1)
-    return Health(num_uncorrected=health.num_uncorrected, checked_at=health.checked_at)
+    return GpuHealth(num_uncorrected=health.num_uncorrected, checked_at=health.checked_at)
 
 
-def _after_bad(health: Health, fault: str) -> Health:
+def _after_bad(health: GpuHealth, fault: str) -> GpuHealth:
     problem = _word(health.suspicions, fault) if fault else health.problem
     return replace(health, good_checks=0, problem=problem)
 
 
-def _after_contained(health: Health, now: float) -> Health:
+def _after_contained(health: GpuHealth, now: float) -> GpuHealth:
     """Drops the suspicions that came with a contained error: they add nothing, and the GPU needs no reset before it is
     used again."""
     kept = tuple(each for each in health.suspicions if not (each.is_explained_by_contained and _is_near(each.at, now)))
@@ -136,7 +136,7 @@ def _after_contained(health: Health, now: float) -> Health:
     return replace(health, suspicions=kept, contained_at=now, reset_below=reset_below)
 
 
-def _judge(health: Health, fault: str, policy: Policy) -> Health:
+def _judge(health: GpuHealth, fault: str, policy: Policy) -> GpuHealth:
     if _count_findings(health) < policy.num_confirmations:
         return health
     is_memory = any(each.is_memory for each in health.suspicions)
@@ -148,7 +148,7 @@ def _judge(health: Health, fault: str, policy: Policy) -> Health:
     )
 
 
-def _count_findings(health: Health) -> int:
+def _count_findings(health: GpuHealth) -> int:
     by_check = health.bad_checks + sum(each.xid is None for each in health.suspicions)
     # An unknown XID only confirms the finding of a check, and counts for nothing else.
     by_unknown = min(by_check, sum(each.xid is not None and not _is_hardware(each) for each in health.suspicions), 1)
@@ -164,7 +164,7 @@ def _count_bursts(moments: Iterable[float]) -> int:
     return num_bursts
 
 
-def _find_fault(reading: Reading, suspicions: Iterable[Suspicion]) -> str:
+def _find_fault(reading: GpuReading, suspicions: Iterable[Suspicion]) -> str:
     """Returns why this reading is bad by itself, or together with the suspicions; empty if it is not."""
     if reading.problem:
         return reading.problem
@@ -174,7 +174,7 @@ def _find_fault(reading: Reading, suspicions: Iterable[Suspicion]) -> str:
     return REMAP_PENDING if reading.is_remap_pending and is_memory_suspected else ""
 
 
-def _count_unexplained(health: Health, reading: Reading, now: float) -> int:
+def _count_unexplained(health: GpuHealth, reading: GpuReading, now: float) -> int:
     """Returns the number of uncorrected memory errors since the last check; 0 if a contained error explains them."""
     if reading.num_uncorrected is None or health.num_uncorrected is None:
         return 0
@@ -183,7 +183,7 @@ def _count_unexplained(health: Health, reading: Reading, now: float) -> int:
     return 0 if is_explained else max(0, reading.num_uncorrected - health.num_uncorrected)
 
 
-def _is_reset_missing(health: Health) -> bool:
+def _is_reset_missing(health: GpuHealth) -> bool:
     return health.reset_below is not None and (health.num_uncorrected or 0) >= health.reset_below
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from services.agent.devices.gpu_health import Health
+from services.agent.devices.gpu_health import GpuHealth
 from services.common.disk import write_atomic
 
 NAME = "gpu_health.json"
@@ -20,7 +20,7 @@ NAME = "gpu_health.json"
 log = structlog.get_logger(__name__)
 
 
-def load_healths(path: Path) -> dict[str, Health]:
+def load_healths(path: Path) -> dict[str, GpuHealth]:
     """Returns the health of the devices that had a problem, by their UUID."""
     try:
         return {uuid: _parse(entry) for uuid, entry in json.loads(path.read_text()).items()}
@@ -31,7 +31,7 @@ def load_healths(path: Path) -> dict[str, Health]:
         return {}
 
 
-def save_healths(path: Path, healths: Mapping[str, Health]) -> None:
+def save_healths(path: Path, healths: Mapping[str, GpuHealth]) -> None:
     """Writes the devices that have a problem. If the disk refuses the write, only the next agent's knowledge is
     lost."""
     entries = {
@@ -45,8 +45,8 @@ def save_healths(path: Path, healths: Mapping[str, Health]) -> None:
         log.error("cannot write which GPUs are out of use; going on without", path=str(path), error=str(error))
 
 
-def _parse(entry: Mapping[str, object]) -> Health:
+def _parse(entry: Mapping[str, object]) -> GpuHealth:
     problem, reset_below = entry["problem"], entry["reset_below"]
     if not isinstance(problem, str) or not isinstance(reset_below, int | None):
         raise TypeError(f"{entry} is not the health of a GPU")
-    return Health(problem=problem, reset_below=reset_below)
+    return GpuHealth(problem=problem, reset_below=reset_below)

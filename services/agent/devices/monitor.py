@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from services.agent.devices import health_file, nvml
-from services.agent.devices.gpu_health import Health, Policy, Reading, after_reading, after_xid
+from services.agent.devices.gpu_health import GpuHealth, GpuReading, Policy, after_reading, after_xid
 from services.agent.devices.slot import Slots, with_problems
 from services.agent.devices.visible import Device, find_problem
 from services.agent.devices.xid import XidKind, classify
@@ -133,7 +133,7 @@ class SlotMonitor:
         self._looks = {bus_id: look for bus_id, look in self._looks.items() if bus_id not in done}
         return {bus_id: look.result() for bus_id, look in done.items()}
 
-    def _set(self, healths: list[Health]) -> None:
+    def _set(self, healths: list[GpuHealth]) -> None:
         self._healths = healths
         slots = with_problems(self.slots, self._problems())
         if slots == self.slots:
@@ -148,13 +148,13 @@ class SlotMonitor:
     def _problems(self) -> list[str]:
         return [health.problem for health in self._healths]
 
-    def _pairs(self) -> list[tuple[Device, Health]]:
+    def _pairs(self) -> list[tuple[Device, GpuHealth]]:
         return list(zip(self.slots.devices, self._healths, strict=True))
 
 
-def _begin(device: Device, remembered: Health | None) -> Health:
+def _begin(device: Device, remembered: GpuHealth | None) -> GpuHealth:
     if remembered is None or device.problem:
-        return Health(problem=device.problem)
+        return GpuHealth(problem=device.problem)
     return remembered
 
 
@@ -162,15 +162,15 @@ def _look_at(index: int, bus_id: str) -> nvml.Look:
     try:
         return nvml.look_at_gpu(index, bus_id)
     except nvml.NvmlUnavailableError as error:
-        return nvml.Look((), Reading(f"NVML is not usable ({error}); look at the driver of this host"))
+        return nvml.Look((), GpuReading(f"NVML is not usable ({error}); look at the driver of this host"))
 
 
-def _read(device: Device, look: nvml.Look | None) -> Reading:
+def _read(device: Device, look: nvml.Look | None) -> GpuReading:
     """Returns the reading of a device. look: None if its GPU did not answer in time."""
     if not device.is_known:
-        return Reading(device.problem)
+        return GpuReading(device.problem)
     if look is None:
-        return Reading(f"NVML did not answer within {NVML_SECONDS:g} s; reboot the host if it goes on like this")
+        return GpuReading(f"NVML did not answer within {NVML_SECONDS:g} s; reboot the host if it goes on like this")
     problem = look.reading.problem or find_problem(device, look.devices)
     return replace(look.reading, problem=problem)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from services.agent.devices.gpu_health import Reading
+from services.agent.devices.gpu_health import GpuReading
 from services.agent.devices.visible import Device
 from services.agent.devices.xid import REBOOT, RESET
 
@@ -46,7 +46,7 @@ class Look:
     """The result of one check of a GPU."""
 
     devices: tuple[Device, ...]  # the GPU itself, or its MIG devices, as in list_devices
-    reading: Reading  # reading of the whole GPU
+    reading: GpuReading  # reading of the whole GPU
     samples: tuple[DeviceLoad, ...] = ()  # samples of the devices that answered
 
 
@@ -82,7 +82,7 @@ def look_at_gpu(index: int, bus_id: str) -> Look:
             samples = tuple(sample for each in _handles(handle) if (sample := _sample(each)) is not None)
             return Look(devices, _read_health(handle), samples)
         except pynvml.NVMLError as error:
-            return Look(devices, Reading(_word(f"GPU {index}", error)))
+            return Look(devices, GpuReading(_word(f"GPU {index}", error)))
 
 
 def _read_by_index(index: int) -> tuple[Device, ...]:
@@ -128,12 +128,12 @@ def _word(what: str, error: pynvml.NVMLError) -> str:
     return f"NVML says of {what}: {error}; {RESET}"
 
 
-def _read_health(handle: Any) -> Reading:
+def _read_health(handle: Any) -> GpuReading:
     """Reads the health of a whole GPU, whose memory its MIG devices share. Raises NVMLError for a GPU that does not
     answer."""
     rows = _if_supported(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
     remedy = RECOVERIES.get(_if_supported(lambda: _read_recovery(handle)) or 0)
-    return Reading(
+    return GpuReading(
         problem=f"the driver says: {remedy}" if remedy else "",
         num_uncorrected=_if_supported(lambda: _count_uncorrected(handle)),
         is_remap_pending=rows is not None and bool(rows[2]),

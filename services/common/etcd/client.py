@@ -40,7 +40,7 @@ from services.common.etcd.record import (
     Unsure,
     WatchBatch,
 )
-from services.common.etcd.session import Session
+from services.common.etcd.session import EtcdSession
 from services.common.etcd.settings import EtcdSettings
 from services.common.etcd.stub import Operation, messages
 from services.common.etcd.transaction import (
@@ -65,7 +65,7 @@ class EtcdClient:
 
     def __init__(self, settings: EtcdSettings) -> None:
         self.settings = settings
-        self._session = Session(settings)
+        self._session = EtcdSession(settings)
         self._version: Version = (0, 0, 0)
 
     async def __aenter__(self) -> EtcdClient:

@@ -36,7 +36,7 @@ _UNIX = "unix:"
 _OPTIONS = [*(dict(SMALL_MESSAGE_OPTIONS) | _OWN_OPTIONS).items()]
 
 
-class Connection:
+class EtcdConnection:
     """Holds a channel to one endpoint, with the streams that are open on it."""
 
     def __init__(self, endpoint: str, channel: grpc.aio.Channel) -> None:
@@ -58,7 +58,7 @@ class Rotation:
     def __init__(self, settings: EtcdSettings) -> None:
         self._credentials = _load_credentials(settings)
         self._endpoints = [_parse_endpoint(endpoint) for endpoint in settings.endpoints]
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, EtcdConnection] = {}
         self._position = 0
 
     @property
@@ -66,14 +66,14 @@ class Rotation:
         return len(self._endpoints)
 
     @property
-    def current(self) -> Connection:
+    def current(self) -> EtcdConnection:
         return self._at(self._position)
 
-    def all(self) -> list[Connection]:
+    def all(self) -> list[EtcdConnection]:
         """Returns one connection for each endpoint, in the order of the settings."""
         return [self._at(position) for position in range(self.num_endpoints)]
 
-    def rotate(self, failed: Connection, reason: str) -> None:
+    def rotate(self, failed: EtcdConnection, reason: str) -> None:
         """Moves on from `failed`, unless another call already did. With a single endpoint it does nothing."""
         # Another call may have seen the same failure first; a second rotation would skip a healthy endpoint.
         if self.num_endpoints == 1 or failed is not self.current:
@@ -89,18 +89,18 @@ class Rotation:
             await connection.channel.close()
         self._connections.clear()
 
-    def _at(self, position: int) -> Connection:
+    def _at(self, position: int) -> EtcdConnection:
         if position not in self._connections:
             self._connections[position] = self._open(*self._endpoints[position])
         return self._connections[position]
 
-    def _open(self, address: str, is_secure: bool) -> Connection:
+    def _open(self, address: str, is_secure: bool) -> EtcdConnection:
         if address.startswith(_UNIX):
-            return Connection(address, grpc.aio.insecure_channel(address, options=_OPTIONS))
+            return EtcdConnection(address, grpc.aio.insecure_channel(address, options=_OPTIONS))
         credentials = self._credentials or (grpc.ssl_channel_credentials() if is_secure else None)
         if credentials is None:
-            return Connection(address, grpc.aio.insecure_channel(address, options=_OPTIONS))
-        return Connection(address, grpc.aio.secure_channel(address, credentials, options=_OPTIONS))
+            return EtcdConnection(address, grpc.aio.insecure_channel(address, options=_OPTIONS))
+        return EtcdConnection(address, grpc.aio.secure_channel(address, credentials, options=_OPTIONS))
 
 
 def _parse_endpoint(endpoint: str) -> tuple[str, bool]:

@@ -10,7 +10,7 @@ import asyncio
 from typing import Any
 
 from gangline.errors import invalid
-from services.common.etcd.connection import Connection
+from services.common.etcd.connection import EtcdConnection
 from services.common.etcd.settings import EtcdSettings
 from services.common.etcd.stub import Operation, messages
 
@@ -39,7 +39,7 @@ class Credential:
         if ("token", self._token) in metadata:
             self._token = None
 
-    async def metadata(self, connection: Connection) -> Metadata:
+    async def metadata(self, connection: EtcdConnection) -> Metadata:
         """Returns the metadata of every call. Logs in first when there is no token; raises what grpc raises."""
         if not self.has_user:
             return (_NEEDS_LEADER,)
@@ -48,7 +48,7 @@ class Credential:
                 self._token = await self._log_in(connection)
             return (_NEEDS_LEADER, ("token", self._token))
 
-    async def _log_in(self, connection: Connection) -> str:
+    async def _log_in(self, connection: EtcdConnection) -> str:
         request = messages.AuthenticateRequest(name=self._settings.user, password=self._read_password())
         method: Any = connection.methods[Operation.AUTHENTICATE]
         answer = await method(request, metadata=(_NEEDS_LEADER,), timeout=self._settings.try_seconds)

@@ -15,8 +15,8 @@ import structlog
 
 from gangline.domain.resource import EtcdHealth
 from gangline.errors import GanglineError
-from services.common.etcd.connection import Connection
-from services.common.etcd.session import Session
+from services.common.etcd.connection import EtcdConnection
+from services.common.etcd.session import EtcdSession
 from services.common.etcd.stub import Operation, messages
 from services.common.timer_grid import seconds_until_due
 
@@ -31,7 +31,7 @@ OUTAGE_WATCH_SECONDS = 1.0
 PROBE_KEY = b"/gangline/v1/probe"
 
 
-async def examine(session: Session, seconds: float = PROBE_SECONDS) -> EtcdHealth:
+async def examine(session: EtcdSession, seconds: float = PROBE_SECONDS) -> EtcdHealth:
     """Examines etcd. Takes at most twice `seconds`."""
     connections = session.rotation.all()
     if await _reads(session, session.rotation.current, seconds):
@@ -89,7 +89,7 @@ class HealthWatch:
             _log.warning("etcd is not available", problem=health.problem)
 
 
-async def _reads(session: Session, connection: Connection, seconds: float) -> bool:
+async def _reads(session: EtcdSession, connection: EtcdConnection, seconds: float) -> bool:
     """Returns whether a linearizable read works. etcd checks permissions only after it has confirmed its quorum, so a
     denied read works too."""
     request = messages.RangeRequest(key=PROBE_KEY, keys_only=True)
@@ -103,7 +103,7 @@ async def _reads(session: Session, connection: Connection, seconds: float) -> bo
     return True
 
 
-async def _answers(connection: Connection, seconds: float) -> bool:
+async def _answers(connection: EtcdConnection, seconds: float) -> bool:
     """Returns whether the member answers at all. The call carries no metadata: with "hasleader" a member without a
     leader would refuse it."""
     try:

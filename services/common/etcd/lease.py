@@ -18,7 +18,7 @@ import structlog
 from gangline.errors import GanglineError
 from services.common.etcd.failure import TryFailed
 from services.common.etcd.metrics import LEASE_BEAT_TIME
-from services.common.etcd.session import Session, pause_seconds
+from services.common.etcd.session import EtcdSession, pause_seconds
 from services.common.etcd.stream import Stream
 from services.common.etcd.stub import Operation, messages
 from services.common.timer_grid import seconds_until_due
@@ -65,7 +65,7 @@ class Lease:
 
 
 @contextlib.asynccontextmanager
-async def keep_lease(session: Session, ttl_seconds: float, beat_seconds: float | None) -> AsyncIterator[Lease]:
+async def keep_lease(session: EtcdSession, ttl_seconds: float, beat_seconds: float | None) -> AsyncIterator[Lease]:
     """Grants a lease, sends heartbeats until the context ends, then revokes the lease, which deletes its keys."""
     lease = await _grant(session, ttl_seconds, beat_seconds)
     beating = asyncio.create_task(_beat(session, lease), name=f"lease-{lease.id:x}")
@@ -78,14 +78,14 @@ async def keep_lease(session: Session, ttl_seconds: float, beat_seconds: float |
             await _revoke(session, lease)
 
 
-async def _grant(session: Session, ttl_seconds: float, beat_seconds: float | None) -> Lease:
+async def _grant(session: EtcdSession, ttl_seconds: float, beat_seconds: float | None) -> Lease:
     sent_at = time.monotonic()
     answer = await session.call(Operation.LEASE_GRANT, messages.LeaseGrantRequest(TTL=round(ttl_seconds)))
     ttl = float(answer.message.TTL)
     return Lease(answer.message.ID, ttl, beat_seconds or ttl / 3, sent_at)
 
 
-async def _revoke(session: Session, lease: Lease) -> None:
+async def _revoke(session: EtcdSession, lease: Lease) -> None:
     """Revokes the lease. If that fails, the keys only stay until the lease expires, so the failure is just logged."""
     request = messages.LeaseRevokeRequest(ID=lease.id)
     try:
@@ -94,7 +94,7 @@ async def _revoke(session: Session, lease: Lease) -> None:
         _log.info("lease left to run out", lease=lease.id, ttl_seconds=lease.ttl_seconds, reason=error.message)
 
 
-async def _beat(session: Session, lease: Lease) -> None:
+async def _beat(session: EtcdSession, lease: Lease) -> None:
     num_failures = 0
     while True:
         try:
@@ -113,7 +113,7 @@ async def _beat(session: Session, lease: Lease) -> None:
         await asyncio.sleep(pause_seconds(num_failures))
 
 
-async def _beat_once(session: Session, lease: Lease, stream: Stream) -> None:
+async def _beat_once(session: EtcdSession, lease: Lease, stream: Stream) -> None:
     sent_at = time.monotonic()
     answer = await stream.ask(messages.LeaseKeepAliveRequest(ID=lease.id), session.settings.try_seconds)
     if answer.TTL <= 0:

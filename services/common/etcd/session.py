@@ -17,7 +17,7 @@ import grpc
 
 from gangline.errors import unavailable
 from gangline.protocol.rpc import raise_if_cancelled
-from services.common.etcd.connection import Connection, Rotation
+from services.common.etcd.connection import EtcdConnection, Rotation
 from services.common.etcd.credential import Credential, Metadata
 from services.common.etcd.failure import Remedy, TryFailed, read_failure
 from services.common.etcd.metrics import CALL_SECONDS, FAILED_TRIES
@@ -34,7 +34,7 @@ class CallAnswer:
     is_retried: bool  # an earlier try of the same call failed, and etcd may have applied it all the same
 
 
-class Session:
+class EtcdSession:
     """Holds what all calls of one client share."""
 
     def __init__(self, settings: EtcdSettings) -> None:
@@ -79,7 +79,7 @@ class Session:
             FAILED_TRIES.labels(operation.name.lower(), error.code().name.lower()).inc()
             raise self.make_way(connection, metadata, read_failure(error, connection.endpoint)) from error
 
-    async def ask(self, connection: Connection, operation: Operation, request: Any, seconds: float) -> Any:
+    async def ask(self, connection: EtcdConnection, operation: Operation, request: Any, seconds: float) -> Any:
         """Makes one try at this endpoint, whichever is in use. A failure rotates nothing. Raises grpc.RpcError."""
         metadata = await self._credential.metadata(connection)
         try:
@@ -101,7 +101,7 @@ class Session:
         call = connection.methods[operation](metadata=metadata)
         return Stream(call, connection, lambda failure: self.make_way(connection, metadata, failure))
 
-    def make_way(self, connection: Connection, metadata: Metadata, failure: Exception) -> Exception:
+    def make_way(self, connection: EtcdConnection, metadata: Metadata, failure: Exception) -> Exception:
         """Does what a failure requires before the next try, and returns the failure."""
         if isinstance(failure, TryFailed):
             if failure.remedy is Remedy.MOVE:

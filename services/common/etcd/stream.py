@@ -15,14 +15,14 @@ from typing import Any
 import grpc
 
 from gangline.protocol.peer_status import PeerStatus
-from services.common.etcd.connection import Connection
+from services.common.etcd.connection import EtcdConnection
 from services.common.etcd.failure import Remedy, TryFailed, read_failure
 
 _END = "the stream ended"
 
 
 class Stream:
-    def __init__(self, call: Any, connection: Connection, on_failure: Callable[[Exception], Exception]) -> None:
+    def __init__(self, call: Any, connection: EtcdConnection, on_failure: Callable[[Exception], Exception]) -> None:
         self.endpoint = connection.endpoint
         self._call = call
         self._peer_status = PeerStatus(call)

@@ -18,7 +18,7 @@ from gangline.errors import GanglineError
 from services.common.etcd.failure import Remedy, TryFailed, read_cancel_reason
 from services.common.etcd.metrics import WATCH_RESTARTS
 from services.common.etcd.record import Compacted, Event, WatchBatch
-from services.common.etcd.session import Session, pause_seconds
+from services.common.etcd.session import EtcdSession, pause_seconds
 from services.common.etcd.stream import Stream
 from services.common.etcd.stub import DELETED, Operation, messages
 from services.common.etcd.transaction import prefix_end
@@ -32,7 +32,7 @@ PROGRESS_SECONDS = 30.0
 class EtcdWatch:
     """Represents one watch. next_revision: the first revision that its reader has not seen."""
 
-    def __init__(self, session: Session, prefix: str, from_revision: int, can_ask_progress: bool) -> None:
+    def __init__(self, session: EtcdSession, prefix: str, from_revision: int, can_ask_progress: bool) -> None:
         self.next_revision = from_revision
         self._session = session
         self._prefix = prefix

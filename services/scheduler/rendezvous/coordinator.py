@@ -18,7 +18,7 @@ from gangline.errors import GanglineError
 from gangline.protocol import wire
 from gangline.v1 import runner_pb2
 from services.scheduler.rendezvous.gang import FailedProbe, Gang, Probes, RendezvousPhase, on_hello, on_probe, on_time
-from services.scheduler.rendezvous.network import Candidate, Endpoint
+from services.scheduler.rendezvous.network import Endpoint, NetworkCandidate
 
 _log = structlog.get_logger(__name__)
 
@@ -153,7 +153,7 @@ def probes_of(result: runner_pb2.ProbeResult) -> Probes:
     }
 
 
-def _candidate(candidate: Candidate) -> runner_pb2.NetworkCandidate:
+def _candidate(candidate: NetworkCandidate) -> runner_pb2.NetworkCandidate:
     endpoints = [
         runner_pb2.MemberEndpoint(
             agent_id=endpoint.agent_id, interface=endpoint.interface, address=endpoint.address, port=endpoint.port

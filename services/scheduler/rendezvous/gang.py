@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from gangline.domain.resource import Agent
 from gangline.domain.state import ExitKind
-from services.scheduler.rendezvous.network import Candidate, Endpoint, NoNetwork, choose_candidates
+from services.scheduler.rendezvous.network import Endpoint, NetworkCandidate, NoNetwork, choose_candidates
 
 
 class RendezvousPhase(StrEnum):
@@ -56,8 +56,8 @@ class Gang:
     phase: RendezvousPhase = RendezvousPhase.WAITING
     ports: Mapping[int, int] = field(default_factory=dict)  # by node rank, of the members that have reported theirs
     probes: Mapping[int, Probes] = field(default_factory=dict)  # by node rank, of the members that have reported theirs
-    candidates: tuple[Candidate, ...] = ()
-    chosen: Candidate | None = None
+    candidates: tuple[NetworkCandidate, ...] = ()
+    chosen: NetworkCandidate | None = None
     failure: RendezvousFailure | None = None
 
     @property

@@ -29,7 +29,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class NetworkCandidate:
     """Describes one network."""
 
     subnet: str  # name of the network in probe results
@@ -90,14 +90,14 @@ def _without_named(agent: Agent, interface: str) -> str:
 
 def choose_candidates(
     agents: Sequence[Agent], ports: Sequence[int], interface: str | None = None
-) -> tuple[Candidate, ...] | NoNetwork:
+) -> tuple[NetworkCandidate, ...] | NoNetwork:
     """Returns the candidates. agents and ports: of the members, in the order of node ranks. interface: the operator's
     choice, which excludes all others."""
     if interface:
         return _named(agents, ports, interface)
     if len({agent.host_id or agent.id for agent in agents}) == 1:
         loopback = (Endpoint(agent.id, "lo", "127.0.0.1", port) for agent, port in zip(agents, ports, strict=True))
-        return (Candidate(LOOPBACK, tuple(loopback)),)
+        return (NetworkCandidate(LOOPBACK, tuple(loopback)),)
     # Loopback is ruled out here: the gang spans several hosts.
     usable = [_usable(agent.interfaces) for agent in agents]
     if not all(usable):
@@ -113,7 +113,7 @@ def choose_candidates(
     return tuple(_candidate(name, agents, ports, picks[name]) for name in order)
 
 
-def _named(agents: Sequence[Agent], ports: Sequence[int], interface: str) -> tuple[Candidate, ...] | NoNetwork:
+def _named(agents: Sequence[Agent], ports: Sequence[int], interface: str) -> tuple[NetworkCandidate, ...] | NoNetwork:
     interfaces = [next((own for own in agent.interfaces if own.name == interface), None) for agent in agents]
     missing = tuple(agent.id for agent, own in zip(agents, interfaces, strict=True) if own is None)
     if missing:
@@ -148,6 +148,8 @@ def _fastest_in(subnet: str, interfaces: Sequence[NetworkInterface]) -> NetworkI
 
 def _candidate(
     subnet: str, agents: Sequence[Agent], ports: Sequence[int], picked: Sequence[NetworkInterface]
-) -> Candidate:
+) -> NetworkCandidate:
     members = zip(agents, ports, picked, strict=True)
-    return Candidate(subnet, tuple(Endpoint(agent.id, own.name, own.address, port) for agent, port, own in members))
+    return NetworkCandidate(
+        subnet, tuple(Endpoint(agent.id, own.name, own.address, port) for agent, port, own in members)
+    )

@@ -27,7 +27,7 @@ from services.scheduler.simulator.load import LOADS, draw_load, parse_priorities
 from services.scheduler.simulator.plan_report import describe_plan, describe_seconds
 from services.scheduler.simulator.played import Played
 from services.scheduler.simulator.plot import check_plot, draw_plot
-from services.scheduler.simulator.strategy import STRATEGIES, Strategy, choose_strategies
+from services.scheduler.simulator.strategy import STRATEGIES, SimulatedStrategy, choose_strategies
 from services.scheduler.simulator.submission import ESTIMATES, TraceSubmission
 from services.scheduler.simulator.trace_file import dump_trace, parse_trace
 
@@ -143,7 +143,7 @@ def _play(options: argparse.Namespace, sizes: list[int], submissions: list[Trace
     print(f"run times: {options.estimates}\n\n{to_printable(describe_figures(figures))}\n{describe_stop(context)}")
 
 
-def _figures(strategy: Strategy, played: Played) -> Figures:
+def _figures(strategy: SimulatedStrategy, played: Played) -> Figures:
     if not played.runs:
         raise invalid("simulation.trace", "nothing in this trace can ever fit the agents")
     return figures_of(strategy.name, played, strategy.has_head)

@@ -20,7 +20,7 @@ from services.scheduler.placement.request.assignment import Assignment
 from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, Running, Snapshot
 from services.scheduler.simulator.head import HeadWatch
 from services.scheduler.simulator.played import ClusterMoment, EtaAnswer, Played, Run, Spell
-from services.scheduler.simulator.strategy import POOL, Strategy
+from services.scheduler.simulator.strategy import POOL, SimulatedStrategy
 from services.scheduler.simulator.submission import (
     Estimates,
     TraceSubmission,
@@ -62,7 +62,7 @@ class _Job:
 def play(
     submissions: Iterable[TraceSubmission],
     sizes_of_agents: Sequence[int],
-    strategy: Strategy,
+    strategy: SimulatedStrategy,
     context: EngineContext | None = None,
 ) -> Played:
     """Plays until the last submission has ended. Submissions that these agents can never hold are set aside."""
@@ -71,7 +71,11 @@ def play(
 
 class _Engine:
     def __init__(
-        self, submissions: Iterable[TraceSubmission], sizes: Sequence[int], strategy: Strategy, context: EngineContext
+        self,
+        submissions: Iterable[TraceSubmission],
+        sizes: Sequence[int],
+        strategy: SimulatedStrategy,
+        context: EngineContext,
     ) -> None:
         self._strategy, self._context = strategy, context
         self._num_slots = sum(sizes)

@@ -22,7 +22,7 @@ Decide = Callable[[Snapshot, float], Plan]
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
+class SimulatedStrategy:
     """Describes a strategy."""
 
     name: str
@@ -36,17 +36,19 @@ class Strategy:
         return self.decide is plan
 
 
-def _ours(name: str, policy: str, is_preemption_on: bool | None = None, backfill: Backfill | None = None) -> Strategy:
+def _ours(
+    name: str, policy: str, is_preemption_on: bool | None = None, backfill: Backfill | None = None
+) -> SimulatedStrategy:
     """Builds a strategy of our planner. is_preemption_on, backfill: None for the default of such pools."""
     if is_preemption_on is None:
         is_preemption_on = default_preemption(policy)
     if backfill is None:
         backfill = default_backfill(policy, is_preemption_on)
     config = PoolConfig(POOL, policy, is_preemption_on=is_preemption_on, backfill=backfill)
-    return Strategy(name, config, has_head=policy == "priority")
+    return SimulatedStrategy(name, config, has_head=policy == "priority")
 
 
-STRATEGIES: tuple[Strategy, ...] = (
+STRATEGIES: tuple[SimulatedStrategy, ...] = (
     _ours("priority", "priority", is_preemption_on=False),
     _ours("priority, no backfill", "priority", is_preemption_on=False, backfill=False),
     _ours("priority, preemption", "priority"),
@@ -54,13 +56,15 @@ STRATEGIES: tuple[Strategy, ...] = (
     _ours("fair share", "fair_share"),
     _ours("fair share, no preemption", "fair_share", is_preemption_on=False),
     _ours("round robin", "round_robin"),
-    Strategy("submission order", PoolConfig(POOL), plan_in_submission_order),
-    Strategy("documented priority", PoolConfig(POOL), plan_by_documented_priority),
-    Strategy("documented priority, preemption", PoolConfig(POOL, is_preemption_on=True), plan_by_documented_priority),
+    SimulatedStrategy("submission order", PoolConfig(POOL), plan_in_submission_order),
+    SimulatedStrategy("documented priority", PoolConfig(POOL), plan_by_documented_priority),
+    SimulatedStrategy(
+        "documented priority, preemption", PoolConfig(POOL, is_preemption_on=True), plan_by_documented_priority
+    ),
 )
 
 
-def choose_strategies(names: Iterable[str]) -> list[Strategy]:
+def choose_strategies(names: Iterable[str]) -> list[SimulatedStrategy]:
     """Returns the named strategies in the order of STRATEGIES. Raises GanglineError `simulation.strategy`."""
     wanted = {name.strip() for name in names}
     unknown = sorted(wanted - {strategy.name for strategy in STRATEGIES})

@@ -24,7 +24,7 @@ from gangline.errors import GanglineError, invalid, unavailable
 from services.common.concurrency import cancel
 from services.common.container_program import remove_container
 from services.common.state_folder import SharedFolder
-from services.trial_runner.ranks.nursery_client import Nursery, NurseryProcess
+from services.trial_runner.ranks.nursery_client import NurseryClient, NurseryProcess
 
 SOCKET = "nursery.sock"
 # Limit for the image, which may have to be fetched, and for the start of the container.
@@ -70,7 +70,7 @@ class Container:
     def socket_path(self) -> Path:
         return self.folder.ranks_path.absolute() / SOCKET
 
-    async def start(self) -> Nursery:
+    async def start(self) -> NurseryClient:
         """Returns the nursery in the container. Raises GanglineError `environment.no_container`."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with listener:
@@ -81,7 +81,7 @@ class Container:
             self.folder.write_container(self.program, self.name)
             await self._run()
             connection = await self._wait_connected(listener)
-        nursery = Nursery(NurseryProcess(_peer_pid(connection), connection, is_contained=True))
+        nursery = NurseryClient(NurseryProcess(_peer_pid(connection), connection, is_contained=True))
         hello = await nursery.wait_hello(HELLO_SECONDS)
         if hello is None:
             await nursery.close()

@@ -44,7 +44,7 @@ class NurseryProcess:
     is_contained: bool = False  # whether it is the first process of a container
 
 
-class Nursery:
+class NurseryClient:
     """Sends requests to one nursery and receives its events.
 
     events: the nursery's events in order; None once it has gone. confinement: of every process that it starts.
@@ -235,7 +235,7 @@ class Nursery:
                 self.events.put_nowait(event)
 
 
-async def start_nursery(rank_forkserver: str, directory: Path, num_ranks: int | None = None) -> Nursery:
+async def start_nursery(rank_forkserver: str, directory: Path, num_ranks: int | None = None) -> NurseryClient:
     """Starts the nursery warm, or else cold. num_ranks: that the next one shall have ready; None for the most. Raises
     GanglineError `runner.no_nursery` if neither works."""
     ours, theirs = socket.socketpair()
@@ -245,7 +245,7 @@ async def start_nursery(rank_forkserver: str, directory: Path, num_ranks: int | 
         except GanglineError as error:
             log.warning("no warm process to fork the ranks from; starting cold", error=error.message)
             pid = await _start_cold(theirs)
-    return Nursery(NurseryProcess(pid, ours))
+    return NurseryClient(NurseryProcess(pid, ours))
 
 
 def fork_nursery(held: Sequence[int]) -> NurseryProcess:

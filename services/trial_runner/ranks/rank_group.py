@@ -31,7 +31,7 @@ from services.trial_runner.gang.gang_plan import Place
 from services.trial_runner.gang.outcome import MAX_CODE_LENGTH, FailureRecord, RankEnd, find_cause, first_cause
 from services.trial_runner.ranks.kill_deadline import SETTLE_SECONDS, Orders, RankView, plan_kills
 from services.trial_runner.ranks.log_pump import LAST_LINES, LogPump
-from services.trial_runner.ranks.nursery_client import Nursery
+from services.trial_runner.ranks.nursery_client import NurseryClient
 from services.trial_runner.ranks.traceback_fold import fold_tracebacks
 
 # Wait for a rank to end after SIGKILL. A rank that survives it is stuck in the kernel (a hung GPU, a dead network
@@ -59,7 +59,7 @@ class RankGroup:
     """Starts, watches and ends the ranks of one machine."""
 
     place: Place
-    nursery: Nursery
+    nursery: NurseryClient
     pump: LogPump
     # called with the cause as soon as there is one, and again if a better one is known
     on_failure: Callable[[FailureRecord], None]

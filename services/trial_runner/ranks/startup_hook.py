@@ -18,7 +18,7 @@ from gangline.launch.beat_file import BEAT_KEY
 from services.common.foreign_file import read_foreign
 from services.trial_runner.gang.gang_plan import is_reserved
 from services.trial_runner.ranks.log_pump import LogPump
-from services.trial_runner.ranks.nursery_client import Nursery
+from services.trial_runner.ranks.nursery_client import NurseryClient
 from services.trial_runner.ranks.step import STEP_RANK, wait_step
 
 HOOK_NAME = "startup-hook.sh"
@@ -64,7 +64,7 @@ def _is_free(name: str) -> bool:
 
 
 async def run_hook(
-    nursery: Nursery,
+    nursery: NurseryClient,
     pump: LogPump,
     *,
     environment: Mapping[str, str],

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from gangline.errors import unavailable
 from services.trial_runner.ranks.log_pump import LAST_LINES, LogPump
-from services.trial_runner.ranks.nursery_client import Nursery
+from services.trial_runner.ranks.nursery_client import NurseryClient
 
 # The number of such a program among the nursery's processes; ranks have 0 and more.
 STEP_RANK = -1
@@ -36,7 +36,7 @@ class StepEnd:
     is_overdue: bool = False  # whether the limit ended it
 
 
-async def wait_step(nursery: Nursery, limit_seconds: float, on_up: Callable[[int], None]) -> StepEnd:
+async def wait_step(nursery: NurseryClient, limit_seconds: float, on_up: Callable[[int], None]) -> StepEnd:
     """Waits for the program of STEP_RANK that was just started; kills it at the limit. on_up: called with its pid."""
     try:
         async with asyncio.timeout(limit_seconds):
@@ -49,7 +49,7 @@ async def wait_step(nursery: Nursery, limit_seconds: float, on_up: Callable[[int
         return StepEnd(None, None, f"no answer within {limit_seconds:g} s", is_overdue=True)
 
 
-async def _wait_end(nursery: Nursery, on_up: Callable[[int], None]) -> StepEnd:
+async def _wait_end(nursery: NurseryClient, on_up: Callable[[int], None]) -> StepEnd:
     while (event := await nursery.events.get()) is not None:
         match event["event"]:
             case "started":
@@ -62,7 +62,7 @@ async def _wait_end(nursery: Nursery, on_up: Callable[[int], None]) -> StepEnd:
 
 
 async def run_step(
-    nursery: Nursery, command: Sequence[str], environment: Mapping[str, str], directory: str, limit_seconds: float
+    nursery: NurseryClient, command: Sequence[str], environment: Mapping[str, str], directory: str, limit_seconds: float
 ) -> tuple[str, str]:
     """Runs a command. Returns what it printed last, and why it failed: empty if it did not.
 

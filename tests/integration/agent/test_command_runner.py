@@ -21,11 +21,11 @@ from gangline.domain.storage.partial import PREFIX
 from gangline.v1 import agent_pb2, runner_pb2, types_pb2
 from services.agent.allocations import command_runner
 from services.agent.allocations.journal import Journal, open_journal
-from services.agent.allocations.journal_record import Phase, Process, StopOrder, parse_record
+from services.agent.allocations.journal_record import JournalStop, Phase, Process, parse_record
 from services.agent.allocations.launcher import Launcher, RunnerProgram
-from services.agent.allocations.recovery import Verdict, plan_recovery
+from services.agent.allocations.recovery import RecoveryVerdict, plan_recovery
 from services.agent.allocations.roster import Roster
-from services.agent.allocations.warm import Template
+from services.agent.allocations.warm import WarmTemplate
 from services.agent.machine import metrics
 from services.common import disk
 from tests.support.agent_process import is_running, wait_until
@@ -35,7 +35,7 @@ from tests.support.runner_process import end_drainer, make_spec
 class Commands:
     """A roster that runs one command after another."""
 
-    def __init__(self, journal: Journal, template: Template, folder: Path) -> None:
+    def __init__(self, journal: Journal, template: WarmTemplate, folder: Path) -> None:
         self.folder = folder
         self.journal = journal
         self.exits: dict[str, types_pb2.ExitReport] = {}
@@ -73,10 +73,12 @@ class Commands:
 
 
 @pytest_asyncio.fixture(scope="module")
-async def template(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Template]:
+async def template(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WarmTemplate]:
     """One for all of the tests, because its imports take longer than a test."""
     folder = tmp_path_factory.mktemp("template")
-    made = Template("runner-template", (*RunnerProgram().preload, "services.agent.allocations.runner_entry"), folder)
+    made = WarmTemplate(
+        "runner-template", (*RunnerProgram().preload, "services.agent.allocations.runner_entry"), folder
+    )
     running = asyncio.create_task(made.run())
     yield made
     running.cancel()
@@ -84,7 +86,7 @@ async def template(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Te
 
 
 @pytest.fixture
-async def commands(tmp_path: Path, template: Template) -> AsyncIterator[Commands]:
+async def commands(tmp_path: Path, template: WarmTemplate) -> AsyncIterator[Commands]:
     with open_journal(tmp_path, 0) as journal:
         made = Commands(journal, template, tmp_path)
         yield made
@@ -171,7 +173,7 @@ async def test_a_process_that_was_told_to_stop_takes_no_other_command(commands: 
     started = commands.folder / "started"
     commands.begin("2.1.1", f"trap '' TERM; touch {started}; while :; do sleep 0.01; done")
     await wait_until(started.exists)
-    commands.roster.stop("2.1.1", 10, StopOrder(ExitKind.KILLED, "the test says so", time.time() + 60))
+    commands.roster.stop("2.1.1", 10, JournalStop(ExitKind.KILLED, "the test says so", time.time() + 60))
     assert (await commands.end("2.1.1")).kind == types_pb2.EXIT_KIND_KILLED
     await commands.run("3.1.1", "true")
     assert commands.process("1.1.1") == commands.process("2.1.1") != commands.process("3.1.1")
@@ -293,7 +295,7 @@ async def test_a_command_that_is_stopped_before_its_turn_never_starts(
     started = commands.folder / "started"
     commands.begin("1.1.1", f"touch {started}")
     await asyncio.sleep(0)
-    commands.roster.stop("1.1.1", 10, StopOrder(ExitKind.KILLED, "the test says so", time.time() + 60))
+    commands.roster.stop("1.1.1", 10, JournalStop(ExitKind.KILLED, "the test says so", time.time() + 60))
     report = await commands.end("1.1.1")
     assert report.message == "stopped before its trial runner started: the test says so"
     for turn in turns:
@@ -388,7 +390,7 @@ async def test_an_ended_command_is_not_taken_for_the_one_that_its_process_runs_n
     folder.save(replace(record, phase=Phase.RUNNING, status=None))
     assert is_running(commands.process("1.1.1").pid)
     (survey,) = commands.journal.survey()
-    assert plan_recovery(survey.findings) is Verdict.CONCLUDE
+    assert plan_recovery(survey.findings) is RecoveryVerdict.CONCLUDE
     status = folder.load_exit()
     assert status is not None
     assert json_format.MessageToDict(status)["exit"]["kind"] == "EXIT_KIND_COMPLETED"

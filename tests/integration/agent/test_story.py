@@ -15,7 +15,7 @@ from gangline.domain.state import ExitKind
 from gangline.v1 import agent_pb2, types_pb2
 from services.agent.allocations import exit_judgement, lifecycle, roster
 from services.agent.allocations.journal import Journal, open_journal
-from services.agent.allocations.journal_record import StopOrder, mark_stopping
+from services.agent.allocations.journal_record import JournalStop, mark_stopping
 from services.agent.allocations.launcher import Launcher, RunnerProgram
 from services.agent.allocations.roster import Roster
 from tests.support.agent_process import is_running, make_spec, wait_until
@@ -73,7 +73,7 @@ async def test_slots_that_never_become_free(
     monkeypatch.setattr(roster, "SLOT_SECONDS", 0.3)
     await recorded.accept("1.1.1", {"deaf": True})
     await wait_until((journal.folder("1.1.1").path / "starts").exists)
-    recorded.roster.stop("1.1.1", 10, StopOrder(ExitKind.KILLED, "the test says so", time.time() + 600))
+    recorded.roster.stop("1.1.1", 10, JournalStop(ExitKind.KILLED, "the test says so", time.time() + 600))
     await recorded.accept("2.1.1", {})
     report = await recorded.final("2.1.1")
     assert report.kind == types_pb2.EXIT_KIND_START_FAILED
@@ -97,7 +97,7 @@ async def test_ended_folders_are_removed_step_by_step_until_none_is_left(
     ids = ["1.1.1", "2.1.1", "3.1.1"]
     for allocation_id in ids:
         await recorded.accept(allocation_id, {})
-        recorded.roster.stop(allocation_id, 10, StopOrder(ExitKind.KILLED, "the test says so", time.time() + 60))
+        recorded.roster.stop(allocation_id, 10, JournalStop(ExitKind.KILLED, "the test says so", time.time() + 60))
         await recorded.final(allocation_id)
     for allocation_id in ids:
         recorded.roster.forget(allocation_id)
@@ -107,7 +107,7 @@ async def test_ended_folders_are_removed_step_by_step_until_none_is_left(
 
 async def test_stop_before_the_start(recorded: Recorded, journal: Journal) -> None:
     await recorded.accept("1.1.1", {})
-    recorded.roster.stop("1.1.1", 10, StopOrder(ExitKind.KILLED, "alice changed her mind", time.time() + 60))
+    recorded.roster.stop("1.1.1", 10, JournalStop(ExitKind.KILLED, "alice changed her mind", time.time() + 60))
     report = await recorded.final("1.1.1")
     assert report.kind == types_pb2.EXIT_KIND_KILLED
     assert report.message == "stopped before its trial runner started: alice changed her mind"
@@ -116,7 +116,7 @@ async def test_stop_before_the_start(recorded: Recorded, journal: Journal) -> No
 
 async def test_stop_before_the_start_makes_room_for_the_next(recorded: Recorded) -> None:
     await recorded.accept("1.1.1", {})
-    recorded.roster.stop("1.1.1", 10, StopOrder(ExitKind.KILLED, "alice changed her mind", time.time() + 60))
+    recorded.roster.stop("1.1.1", 10, JournalStop(ExitKind.KILLED, "alice changed her mind", time.time() + 60))
     await recorded.accept("2.1.1", {})
     assert (await recorded.final("1.1.1")).kind == types_pb2.EXIT_KIND_KILLED
     await wait_until(lambda: any(status.state == types_pb2.STATE_RUNNING for status in recorded.statuses))
@@ -125,7 +125,7 @@ async def test_stop_before_the_start_makes_room_for_the_next(recorded: Recorded)
 
 async def test_stop_that_an_earlier_agent_had_written_and_not_carried_out(journal: Journal) -> None:
     """It needs no slots to end, so it does not wait for them."""
-    order = StopOrder(ExitKind.KILLED, "alice changed her mind", time.time() + 60)
+    order = JournalStop(ExitKind.KILLED, "alice changed her mind", time.time() + 60)
     earlier = Recorded(journal)
     await earlier.accept("1.1.1", {"deaf": True})
     await wait_until((journal.folder("1.1.1").path / "starts").exists)
@@ -143,7 +143,7 @@ async def test_stop_that_an_earlier_agent_had_written_and_not_carried_out(journa
 
 
 async def test_stop_of_what_was_never_here(recorded: Recorded) -> None:
-    recorded.roster.stop("1.1.1", 10, StopOrder(ExitKind.PREEMPTED, "the test says so", time.time()))
+    recorded.roster.stop("1.1.1", 10, JournalStop(ExitKind.PREEMPTED, "the test says so", time.time()))
     report = await recorded.final("1.1.1")
     assert report.kind == types_pb2.EXIT_KIND_PREEMPTED
     assert recorded.roster.records == []

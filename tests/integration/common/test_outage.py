@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from gangline.errors import GanglineError
 from services.common.etcd import EtcdClient, EtcdSettings, Listing, Put, WatchBatch
-from services.common.etcd.session import Session
+from services.common.etcd.session import EtcdSession
 from services.common.etcd.watch import EtcdWatch
 from tests.support.etcd import EtcdServer
 from tests.support.wait import until, until_async, within
@@ -118,7 +118,7 @@ async def test_an_idle_watch_keeps_up_with_compactions(
     """It asks how far etcd has come, so it resumes after what was compacted while nothing happened to its own keys."""
     monkeypatch.setattr("services.common.etcd.watch.PROGRESS_SECONDS", 0.05)
     first = (await client.commit([Put(ROOT + "a", b"1")])).revision
-    session = Session(EtcdSettings(endpoints=(server.address,), try_seconds=0.5))
+    session = EtcdSession(EtcdSettings(endpoints=(server.address,), try_seconds=0.5))
     watch = EtcdWatch(session, ROOT, first, can_ask_progress=True)
     batches = watch.batches()
     assert (await within(5, anext(batches))).revision == first

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from services.agent.allocations.warm import spare_options
-from services.trial_runner.ranks.nursery_client import Nursery, start_nursery
+from services.trial_runner.ranks.nursery_client import NurseryClient, start_nursery
 from tests.support.runner_process import WarmProcess, living
 from tests.support.wait import until
 
@@ -73,7 +73,7 @@ def shared_template() -> Iterator[WarmProcess]:
 
 
 @pytest.fixture
-async def nursery(shared_template: WarmProcess, tmp_path: Path) -> AsyncIterator[Nursery]:
+async def nursery(shared_template: WarmProcess, tmp_path: Path) -> AsyncIterator[NurseryClient]:
     """One that has a store and two ranks ready."""
     await until(lambda: len(shared_template.spares()) == 4, "the forks that wait")
     made = await start_nursery(shared_template.socket_path, tmp_path)
@@ -82,11 +82,11 @@ async def nursery(shared_template: WarmProcess, tmp_path: Path) -> AsyncIterator
         await made.close()
 
 
-def below(nursery: Nursery) -> set[int]:
+def below(nursery: NurseryClient) -> set[int]:
     return {child.pid for child in psutil.Process(nursery.pid).children(recursive=True)}
 
 
-async def start(nursery: Nursery, rank: int, target: str) -> tuple[int, int]:
+async def start(nursery: NurseryClient, rank: int, target: str) -> tuple[int, int]:
     """Returns the rank's pid, and the descriptor from which what it prints can be read."""
     read_fd, write_fd = os.pipe()
     request: dict[str, Any] = {"do": "start", "rank": rank, "environment": {"ONLY": "this"}, "directory": "/"}
@@ -105,7 +105,7 @@ def said(read_fd: int) -> str:
         return file.readline().strip()
 
 
-async def test_ranks_and_store_are_those_that_wait_and_a_further_rank_is_forked(nursery: Nursery) -> None:
+async def test_ranks_and_store_are_those_that_wait_and_a_further_rank_is_forked(nursery: NurseryClient) -> None:
     waiting = below(nursery)
     assert len(waiting) == 3
     nursery.ask_store("127.0.0.1")
@@ -120,7 +120,7 @@ async def test_ranks_and_store_are_those_that_wait_and_a_further_rank_is_forked(
     assert '"is_leader": true' in told[0]
 
 
-async def test_those_that_nobody_needs_end_soon_and_leave_no_zombie(nursery: Nursery) -> None:
+async def test_those_that_nobody_needs_end_soon_and_leave_no_zombie(nursery: NurseryClient) -> None:
     waiting = below(nursery)
     pid, read_fd = await start(nursery, 0, "wait")
     assert said(read_fd) == "up"
@@ -128,7 +128,7 @@ async def test_those_that_nobody_needs_end_soon_and_leave_no_zombie(nursery: Nur
     assert pid in waiting
 
 
-async def test_a_rank_is_forked_where_those_that_wait_were_killed(nursery: Nursery) -> None:
+async def test_a_rank_is_forked_where_those_that_wait_were_killed(nursery: NurseryClient) -> None:
     waiting = below(nursery)
     for pid in waiting:
         os.kill(pid, signal.SIGKILL)
@@ -141,7 +141,7 @@ async def test_a_rank_is_forked_where_those_that_wait_were_killed(nursery: Nurse
 
 
 @pytest.mark.parametrize("victim", ["nursery", "runner"])
-async def test_all_end_with_the_nursery_and_with_its_runner(nursery: Nursery, victim: str) -> None:
+async def test_all_end_with_the_nursery_and_with_its_runner(nursery: NurseryClient, victim: str) -> None:
     _, read_fd = await start(nursery, 0, "wait")
     assert said(read_fd) == "up"
     everyone = [nursery.pid, *below(nursery)]
@@ -159,7 +159,7 @@ async def test_forks_that_wait_end_with_a_template_that_is_killed(template: Warm
     await until(lambda: not living(waiting), "their end")
 
 
-async def test_forks_that_wait_end_though_the_store_was_forked_anew(nursery: Nursery) -> None:
+async def test_forks_that_wait_end_though_the_store_was_forked_anew(nursery: NurseryClient) -> None:
     """It is then a fork of the process that holds their orders."""
     waiting = below(nursery)
     # It was forked first.
@@ -174,10 +174,10 @@ async def test_forks_that_wait_end_though_the_store_was_forked_anew(nursery: Nur
     await until(lambda: unused not in below(nursery), "the end of the fork that nobody needs")
 
 
-async def test_a_nursery_that_was_cleared_starts_ranks_of_the_next_allocation(nursery: Nursery) -> None:
+async def test_a_nursery_that_was_cleared_starts_ranks_of_the_next_allocation(nursery: NurseryClient) -> None:
     process = await nursery.release()
     assert process is not None
-    following = Nursery(process)
+    following = NurseryClient(process)
     assert below(following) == set()
     # It outlives the moment at which a nursery lets unneeded forks go.
     _, read_fd = await start(following, 0, "late")

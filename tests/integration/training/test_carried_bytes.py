@@ -21,7 +21,7 @@ from gangline import pytorch
 from gangline.pytorch.parallel.staged.part import Layout, Parts
 from gangline.pytorch.parallel.staged.schedule import ScheduleThread
 from gangline.pytorch.parallel.staged.unit import divide_units
-from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
+from gangline.pytorch.plan.live_bytes import ByteLedger, LiveBytes
 from gangline.pytorch.plan.measure import Measured, measure_trial
 from gangline.pytorch.plan.rule import Work, list_candidates
 from gangline.pytorch.plan.stages import Pipeline, border_bytes, stage_memory
@@ -190,7 +190,7 @@ def train_all(folder: Path, cases: list[tuple[dict[str, Any], Any]]) -> list[Car
 
 def _train(hparams: dict[str, Any], parallelism: Any) -> Carried:
     config = {"parallelism": parallelism, "scheduling_unit": 1, "checkpoint_policy": "none"}
-    meter, carried = _Meter(Ledger("cpu")), list[list[str]]()
+    meter, carried = _Meter(ByteLedger("cpu")), list[list[str]]()
     start, layout_for = ScheduleThread.start, Parts.layout_for
 
     def counted(thread: ScheduleThread, run: Callable[[], None]) -> None:
@@ -221,7 +221,7 @@ def _train(hparams: dict[str, Any], parallelism: Any) -> Carried:
 class _Meter(pytorch.PyTorchCallback):
     """Notes the peak of each step, and the bytes written until its end."""
 
-    ledger: Ledger
+    ledger: ByteLedger
     peaks: list[int] = field(default_factory=list)
     written: list[float] = field(default_factory=list)
 

@@ -19,14 +19,14 @@ from services.agent.allocations.exit_judgement import (
     plan_signal,
 )
 from services.agent.allocations.journal_record import (
+    JournalRecord,
+    JournalStop,
     Process,
-    Record,
-    StopOrder,
     mark_ended,
     mark_started,
     mark_stopping,
 )
-from services.agent.allocations.recovery import Findings, Verdict, plan_recovery
+from services.agent.allocations.recovery import Findings, RecoveryVerdict, plan_recovery
 from services.agent.connection.leader_choice import (
     LONGEST_DELAY_SECONDS,
     LeaderChoice,
@@ -38,33 +38,33 @@ from services.agent.connection.leader_choice import (
     plan_delay,
 )
 
-ACCEPTED = Record("1.1.1", 7, ("a1/0",), accepted_at=100.0)
+ACCEPTED = JournalRecord("1.1.1", 7, ("a1/0",), accepted_at=100.0)
 RUNNING = mark_started(ACCEPTED, Process(4242, 99, "boot"))
 ENDED = mark_ended(RUNNING, {"exit": {}})
-KILLED = StopOrder(ExitKind.KILLED, "alice asked for it", 200.0)
-PREEMPTED = StopOrder(ExitKind.PREEMPTED, "a more urgent trial", 200.0)
+KILLED = JournalStop(ExitKind.KILLED, "alice asked for it", 200.0)
+PREEMPTED = JournalStop(ExitKind.PREEMPTED, "a more urgent trial", 200.0)
 
 
 @pytest.mark.parametrize(
     ("findings", "verdict"),
     [
-        (Findings(ACCEPTED, has_spec=True, is_alive=False, has_exit=False), Verdict.START),
-        (Findings(ACCEPTED, has_spec=True, is_alive=True, has_exit=False), Verdict.ADOPT),
-        (Findings(ACCEPTED, has_spec=True, is_alive=False, has_exit=True), Verdict.CONCLUDE),
-        (Findings(ACCEPTED, has_spec=False, is_alive=False, has_exit=False, problem="spec"), Verdict.CONCLUDE),
-        (Findings(RUNNING, has_spec=True, is_alive=True, has_exit=False), Verdict.ADOPT),
-        (Findings(RUNNING, has_spec=False, is_alive=True, has_exit=False, problem="spec"), Verdict.ADOPT),
-        (Findings(RUNNING, has_spec=True, is_alive=False, has_exit=False), Verdict.CONCLUDE),
-        (Findings(ENDED, has_spec=True, is_alive=False, has_exit=True), Verdict.KEEP),
-        (Findings(ENDED, has_spec=True, is_alive=True, has_exit=True), Verdict.KILL),
-        (Findings(None, has_spec=True, is_alive=True, has_exit=False, problem="record"), Verdict.ADOPT),
-        (Findings(None, has_spec=False, is_alive=True, has_exit=False, problem="record"), Verdict.KILL),
-        (Findings(None, has_spec=True, is_alive=False, has_exit=False, problem="record"), Verdict.CONCLUDE),
-        (Findings(None, has_spec=True, is_alive=False, has_exit=False), Verdict.DISCARD),
-        (Findings(None, has_spec=False, is_alive=False, has_exit=True), Verdict.CONCLUDE),
+        (Findings(ACCEPTED, has_spec=True, is_alive=False, has_exit=False), RecoveryVerdict.START),
+        (Findings(ACCEPTED, has_spec=True, is_alive=True, has_exit=False), RecoveryVerdict.ADOPT),
+        (Findings(ACCEPTED, has_spec=True, is_alive=False, has_exit=True), RecoveryVerdict.CONCLUDE),
+        (Findings(ACCEPTED, has_spec=False, is_alive=False, has_exit=False, problem="spec"), RecoveryVerdict.CONCLUDE),
+        (Findings(RUNNING, has_spec=True, is_alive=True, has_exit=False), RecoveryVerdict.ADOPT),
+        (Findings(RUNNING, has_spec=False, is_alive=True, has_exit=False, problem="spec"), RecoveryVerdict.ADOPT),
+        (Findings(RUNNING, has_spec=True, is_alive=False, has_exit=False), RecoveryVerdict.CONCLUDE),
+        (Findings(ENDED, has_spec=True, is_alive=False, has_exit=True), RecoveryVerdict.KEEP),
+        (Findings(ENDED, has_spec=True, is_alive=True, has_exit=True), RecoveryVerdict.KILL),
+        (Findings(None, has_spec=True, is_alive=True, has_exit=False, problem="record"), RecoveryVerdict.ADOPT),
+        (Findings(None, has_spec=False, is_alive=True, has_exit=False, problem="record"), RecoveryVerdict.KILL),
+        (Findings(None, has_spec=True, is_alive=False, has_exit=False, problem="record"), RecoveryVerdict.CONCLUDE),
+        (Findings(None, has_spec=True, is_alive=False, has_exit=False), RecoveryVerdict.DISCARD),
+        (Findings(None, has_spec=False, is_alive=False, has_exit=True), RecoveryVerdict.CONCLUDE),
     ],
 )
-def test_recovery(findings: Findings, verdict: Verdict) -> None:
+def test_recovery(findings: Findings, verdict: RecoveryVerdict) -> None:
     assert plan_recovery(findings) is verdict
 
 
@@ -116,7 +116,7 @@ def test_signals_and_patience() -> None:
         (mark_stopping(RUNNING, PREEMPTED), Evidence(ProcessEnd(signal=11)), ExitKind.RUNNER_LOST, "SIGSEGV"),
     ],
 )  # fmt: skip
-def test_words_for_an_end(record: Record, evidence: Evidence, kind: ExitKind, words: str) -> None:
+def test_words_for_an_end(record: JournalRecord, evidence: Evidence, kind: ExitKind, words: str) -> None:
     report = conclude(record, evidence, "a1", 300.0)
     assert report.kind is kind
     assert words in report.message

@@ -9,24 +9,24 @@ import pytest
 from services.agent.devices.gpu_health import (
     REMAP_FAILED,
     REMAP_PENDING,
-    Health,
+    GpuHealth,
+    GpuReading,
     Policy,
-    Reading,
     after_reading,
     after_xid,
 )
 from services.agent.devices.xid import REBOOT, REPLACE, RESET
 
 POLICY = Policy(num_confirmations=2, num_good_checks=3, window_seconds=3600.0)
-GOOD = Reading(num_uncorrected=0)
-LOST = Reading(problem=f"NVML says of GPU 3: GPU is lost; {RESET}")
+GOOD = GpuReading(num_uncorrected=0)
+LOST = GpuReading(problem=f"NVML says of GPU 3: GPU is lost; {RESET}")
 
 
 class Gpu:
     """A device under observation; every step is 15 s after the one before unless it says otherwise."""
 
-    def __init__(self, health: Health | None = None) -> None:
-        self.health = health or Health()
+    def __init__(self, health: GpuHealth | None = None) -> None:
+        self.health = health or GpuHealth()
         self.now = 1000.0
 
     def xid(self, code: int, after: float = 15.0) -> Gpu:
@@ -34,7 +34,7 @@ class Gpu:
         self.health = after_xid(self.health, code, self.now, POLICY)
         return self
 
-    def check(self, reading: Reading = GOOD, times: int = 1, after: float = 15.0) -> Gpu:
+    def check(self, reading: GpuReading = GOOD, times: int = 1, after: float = 15.0) -> Gpu:
         for _ in range(times):
             self.now += after
             self.health = after_reading(self.health, reading, self.now, POLICY)
@@ -99,23 +99,23 @@ def test_unknown_xid_counts_with_a_check_only() -> None:
 
 
 def test_double_bit_error_confirmed_by_the_counter() -> None:
-    gpu = Gpu().check().xid(48).check(Reading(num_uncorrected=2))
+    gpu = Gpu().check().xid(48).check(GpuReading(num_uncorrected=2))
     assert gpu.problem == f"XID 48 (double-bit memory error), then 2 uncorrected memory errors; {RESET}"
 
 
 def test_counter_that_rises_twice() -> None:
     """A GPU without events."""
-    gpu = Gpu().check().check(Reading(num_uncorrected=1))
+    gpu = Gpu().check().check(GpuReading(num_uncorrected=1))
     assert gpu.problem == ""
-    assert gpu.check(Reading(num_uncorrected=1), times=5).problem == "", "the same error is not a second one"
+    assert gpu.check(GpuReading(num_uncorrected=1), times=5).problem == "", "the same error is not a second one"
     assert (
-        gpu.check(Reading(num_uncorrected=3)).problem
+        gpu.check(GpuReading(num_uncorrected=3)).problem
         == f"1 uncorrected memory error, then 2 uncorrected memory errors; {RESET}"
     )
 
 
 def test_errors_from_before_the_agent_started_do_not_count() -> None:
-    assert Gpu().check(Reading(num_uncorrected=9), times=5).problem == ""
+    assert Gpu().check(GpuReading(num_uncorrected=9), times=5).problem == ""
 
 
 def test_errors_beside_another_fault_are_one_finding() -> None:
@@ -123,31 +123,31 @@ def test_errors_beside_another_fault_are_one_finding() -> None:
 
 
 def test_memory_fault_waits_for_the_reset() -> None:
-    gpu = Gpu().check().xid(95).check(Reading(num_uncorrected=2))
-    gpu.check(Reading(num_uncorrected=2), times=10)
+    gpu = Gpu().check().xid(95).check(GpuReading(num_uncorrected=2))
+    gpu.check(GpuReading(num_uncorrected=2), times=10)
     assert gpu.problem != ""
     gpu.check(GOOD, times=2)
     assert gpu.problem != ""
-    assert gpu.check(GOOD).health == Health(num_uncorrected=0, checked_at=gpu.now)
+    assert gpu.check(GOOD).health == GpuHealth(num_uncorrected=0, checked_at=gpu.now)
 
 
 def test_pending_remap_alone_is_no_fault() -> None:
-    assert Gpu().check(Reading(num_uncorrected=0, is_remap_pending=True), times=10).problem == ""
+    assert Gpu().check(GpuReading(num_uncorrected=0, is_remap_pending=True), times=10).problem == ""
 
 
 def test_pending_remap_confirms_a_memory_fault() -> None:
-    gpu = Gpu().check().xid(64).check(Reading(num_uncorrected=0, is_remap_pending=True))
+    gpu = Gpu().check().xid(64).check(GpuReading(num_uncorrected=0, is_remap_pending=True))
     assert gpu.problem == f"XID 64 (rows of its memory could not be remapped), then {REMAP_PENDING}"
-    assert gpu.check(Reading(num_uncorrected=0, is_remap_pending=True), times=10).problem != ""
+    assert gpu.check(GpuReading(num_uncorrected=0, is_remap_pending=True), times=10).problem != ""
     assert gpu.check(times=3).problem == ""
 
 
 def test_pending_remap_does_not_confirm_another_fault() -> None:
-    assert Gpu().check().xid(74).check(Reading(is_remap_pending=True)).problem == ""
+    assert Gpu().check().xid(74).check(GpuReading(is_remap_pending=True)).problem == ""
 
 
 def test_failed_remap() -> None:
-    gpu = Gpu().check().check(Reading(has_remap_failed=True), times=2)
+    gpu = Gpu().check().check(GpuReading(has_remap_failed=True), times=2)
     assert gpu.problem == REMAP_FAILED
     assert REPLACE in gpu.problem
 
@@ -158,15 +158,15 @@ def test_contained_error_in_any_order(codes: tuple[int, ...]) -> None:
     gpu = Gpu().check()
     for code in codes:
         gpu.xid(code, after=0.01)
-    assert gpu.check(Reading(num_uncorrected=1, is_remap_pending=True), times=5).problem == ""
-    gpu.xid(95).check(Reading(num_uncorrected=2, is_remap_pending=True))
+    assert gpu.check(GpuReading(num_uncorrected=1, is_remap_pending=True), times=5).problem == ""
+    gpu.xid(95).check(GpuReading(num_uncorrected=2, is_remap_pending=True))
     assert gpu.problem != "", "and what is not contained counts as ever"
 
 
 def test_contained_error_after_a_check_that_was_too_early() -> None:
-    gpu = Gpu().check().xid(48).check(Reading(num_uncorrected=1), after=0.01)
+    gpu = Gpu().check().xid(48).check(GpuReading(num_uncorrected=1), after=0.01)
     assert gpu.problem != ""
-    gpu.xid(94, after=0.01).check(Reading(num_uncorrected=1, is_remap_pending=True), times=3)
+    gpu.xid(94, after=0.01).check(GpuReading(num_uncorrected=1, is_remap_pending=True), times=3)
     assert gpu.problem == "", "it needs no reset to come back"
 
 
@@ -187,18 +187,18 @@ def test_application_does_not_delay_the_recovery() -> None:
 
 
 def test_problem_names_the_present_fault_and_keeps_its_cause() -> None:
-    gpu = Gpu().check().xid(79).check(LOST).check(Reading(problem="NVML is not usable"))
+    gpu = Gpu().check().xid(79).check(LOST).check(GpuReading(problem="NVML is not usable"))
     assert gpu.problem == "XID 79 (it has fallen off the bus), then NVML is not usable"
 
 
 def test_problem_at_the_start() -> None:
-    gpu = Gpu(Health(problem="GPU 5 has MIG enabled and no MIG device"))
+    gpu = Gpu(GpuHealth(problem="GPU 5 has MIG enabled and no MIG device"))
     assert gpu.check(times=2).problem != ""
     assert gpu.check().problem == ""
 
 
 def test_more_confirmations() -> None:
-    health, policy = Health(), replace(POLICY, num_confirmations=3)
+    health, policy = GpuHealth(), replace(POLICY, num_confirmations=3)
     for now in (0.0, 20.0):
         health = after_xid(health, 119, now, policy)
     assert health.problem == ""

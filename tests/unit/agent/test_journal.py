@@ -14,8 +14,8 @@ from gangline.errors import GanglineError
 from services.agent.allocations import process_watch
 from services.agent.allocations.folder import AllocationFolder
 from services.agent.allocations.journal import Journal, open_journal, remove_folders
-from services.agent.allocations.journal_record import Phase, Process, Record, mark_started
-from services.agent.allocations.recovery import Verdict, plan_recovery
+from services.agent.allocations.journal_record import JournalRecord, Phase, Process, mark_started
+from services.agent.allocations.recovery import RecoveryVerdict, plan_recovery
 from tests.support.agent_process import make_spec
 
 SLOTS = ("a1/0",)
@@ -23,7 +23,9 @@ SLOTS = ("a1/0",)
 
 def _accept(journal: Journal, allocation_id: str = "1.1.1", epoch: int = 10) -> AllocationFolder:
     folder = journal.folder(allocation_id)
-    folder.create(make_spec(allocation_id, SLOTS, epoch=epoch), Record(allocation_id, epoch, SLOTS, accepted_at=5.0))
+    folder.create(
+        make_spec(allocation_id, SLOTS, epoch=epoch), JournalRecord(allocation_id, epoch, SLOTS, accepted_at=5.0)
+    )
     return folder
 
 
@@ -32,8 +34,8 @@ def test_accepted_is_found_again(tmp_path: Path) -> None:
         folder = _accept(journal)
     with open_journal(tmp_path, 0) as journal:
         (survey,) = journal.survey()
-        assert survey.record == Record("1.1.1", 10, SLOTS, accepted_at=5.0)
-        assert plan_recovery(survey.findings) is Verdict.START
+        assert survey.record == JournalRecord("1.1.1", 10, SLOTS, accepted_at=5.0)
+        assert plan_recovery(survey.findings) is RecoveryVerdict.START
         assert journal.highest_epoch == 10
     assert stat.S_IMODE(folder.spec_path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
@@ -102,14 +104,14 @@ def test_corrupted_record_is_rebuilt_from_the_spec(tmp_path: Path, content: str)
         assert survey.record is not None
         assert (survey.record.slot_ids, survey.record.epoch, survey.record.phase) == (SLOTS, 10, Phase.RUNNING)
         assert "record.json was unreadable" in survey.findings.problem
-        assert plan_recovery(survey.findings) is Verdict.CONCLUDE
+        assert plan_recovery(survey.findings) is RecoveryVerdict.CONCLUDE
     assert (folder.path / "record.json.corrupt-1").read_text() == content
 
 
 def test_record_of_another_allocation_is_unreadable(tmp_path: Path) -> None:
     with open_journal(tmp_path, 0) as journal:
         folder = _accept(journal)
-        folder.save(Record("2.2.2", 10, SLOTS, accepted_at=1.0))
+        folder.save(JournalRecord("2.2.2", 10, SLOTS, accepted_at=1.0))
         (survey,) = journal.survey()
     assert "it is the record of allocation 2.2.2" in survey.findings.problem
 
@@ -135,7 +137,9 @@ def test_living_runner_is_seen_by_its_locks_and_by_its_process(tmp_path: Path) -
         with folder.lock_path.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             assert folder.is_locked()
-        elsewhere = mark_started(Record("1.1.1", 10, SLOTS, accepted_at=5.0), Process(os.getpid(), 1, "another boot"))
+        elsewhere = mark_started(
+            JournalRecord("1.1.1", 10, SLOTS, accepted_at=5.0), Process(os.getpid(), 1, "another boot")
+        )
         folder.save(elsewhere)
         (survey,) = journal.survey()
         assert not survey.findings.is_alive, "same pid, another process"
@@ -196,11 +200,11 @@ def test_a_start_that_is_not_synced_is_not_repeated_after_a_restart_of_the_machi
     """The disk may still say that nothing was started, although a runner was."""
     with open_journal(tmp_path, 0) as journal:
         folder = journal.folder("1.1.1")
-        record = Record("1.1.1", 10, SLOTS, accepted_at=5.0, boot_id=process_watch.boot_id())
+        record = JournalRecord("1.1.1", 10, SLOTS, accepted_at=5.0, boot_id=process_watch.boot_id())
         folder.create(make_spec("1.1.1", SLOTS), record)
         (survey,) = journal.survey()
-        assert plan_recovery(survey.findings) is Verdict.START
+        assert plan_recovery(survey.findings) is RecoveryVerdict.START
         folder.save(replace(record, boot_id="an earlier boot"))
         (survey,) = journal.survey()
-        assert plan_recovery(survey.findings) is Verdict.CONCLUDE
+        assert plan_recovery(survey.findings) is RecoveryVerdict.CONCLUDE
         assert survey.findings.problem == "the machine was restarted since it was accepted"

@@ -6,10 +6,10 @@ import pytest
 
 from gangline.domain.state import ExitKind
 from services.agent.allocations.journal_record import (
+    JournalRecord,
+    JournalStop,
     Phase,
     Process,
-    Record,
-    StopOrder,
     find_holders,
     format_record,
     mark_ended,
@@ -18,12 +18,12 @@ from services.agent.allocations.journal_record import (
     parse_record,
 )
 
-ACCEPTED = Record("1.1.1", 7, ("a1/0", "a1/1"), accepted_at=100.0)
+ACCEPTED = JournalRecord("1.1.1", 7, ("a1/0", "a1/1"), accepted_at=100.0)
 RUNNER = Process(4242, 99, "boot")
 
 
-def _stop(kind: ExitKind, deadline_at: float) -> StopOrder:
-    return StopOrder(kind, f"{kind} by {deadline_at}", deadline_at)
+def _stop(kind: ExitKind, deadline_at: float) -> JournalStop:
+    return JournalStop(kind, f"{kind} by {deadline_at}", deadline_at)
 
 
 def test_text_and_back() -> None:

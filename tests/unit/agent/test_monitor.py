@@ -12,14 +12,14 @@ import pytest
 
 from gangline.domain.resource import Slot
 from services.agent.devices import monitor, nvml
-from services.agent.devices.gpu_health import Policy, Reading
+from services.agent.devices.gpu_health import GpuReading, Policy
 from services.agent.devices.health_file import NAME, load_healths
 from services.agent.devices.monitor import SlotMonitor
 from services.agent.devices.slot import Slots
 from services.agent.devices.visible import Device
 from tests.support.agent_process import wait_until
 
-GOOD = Reading(num_uncorrected=0)
+GOOD = GpuReading(num_uncorrected=0)
 DEVICES = tuple(Device(index, f"GPU-{index}", "a model", 1 << 30, bus_id=f"bus-{index}") for index in range(2))
 
 
@@ -29,7 +29,7 @@ class Driver:
     def __init__(self) -> None:
         self.is_over = threading.Event()
         self.hanging: set[str] = set()
-        self.readings: dict[str, Reading | Exception] = {}
+        self.readings: dict[str, GpuReading | Exception] = {}
         self.calls: list[str] = []
 
     async def wait_for_calls(self, number: int) -> None:
@@ -98,7 +98,7 @@ async def test_check_that_fails_in_a_way_nobody_thought_of(driver: Driver, start
     watched = start(DEVICES)
     await wait_until(lambda: driver.calls.count("bus-0") > 5)
     assert _problems(watched) == ["", ""]
-    driver.readings["bus-0"] = Reading("it is lost")
+    driver.readings["bus-0"] = GpuReading("it is lost")
     await wait_until(lambda: _problems(watched) == ["it is lost", ""])
 
 
@@ -121,7 +121,7 @@ async def test_restart_does_not_bring_a_gpu_back(driver: Driver, start: Start, t
     """Errors that were counted before the agent started are no finding by themselves."""
     first = start(DEVICES)
     for errors in (0, 1, 2):
-        driver.readings["bus-0"] = Reading(num_uncorrected=errors)
+        driver.readings["bus-0"] = GpuReading(num_uncorrected=errors)
         await driver.wait_for_calls(5)
     assert _problems(first)[0].startswith("1 uncorrected memory error, 2 times; reset the GPU")
     second = start(DEVICES)

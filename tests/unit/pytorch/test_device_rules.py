@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gangline.pytorch.plan.device_rules import DeviceRules, regions_for_meta
-from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
+from gangline.pytorch.plan.live_bytes import ByteLedger, LiveBytes
 from gangline.pytorch.plan.recurrent import LstmOfCpu
 
 _WIDTH = 16
@@ -200,7 +200,7 @@ def test_queries_that_share_a_key_are_fused_on_gpus() -> None:
 
 
 def test_a_sum_in_full_precision_copies_no_input() -> None:
-    ledger, text = Ledger("meta"), torch.zeros(1000, dtype=torch.bfloat16, device="meta")
+    ledger, text = ByteLedger("meta"), torch.zeros(1000, dtype=torch.bfloat16, device="meta")
     with DeviceRules(is_gpu=True), LiveBytes(ledger), torch.autocast("cpu", torch.bfloat16):
         assert text.sum().dtype == torch.float32
     assert ledger.peak < text.nbytes

@@ -11,7 +11,7 @@ from torch import nn
 
 from gangline import pytorch
 from gangline.errors import GanglineError
-from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
+from gangline.pytorch.plan.live_bytes import ByteLedger, LiveBytes
 from gangline.pytorch.trial.update import Precision
 from tests.support.small_trial import SmallTrial, fit
 
@@ -214,7 +214,7 @@ def test_a_scaler_that_is_off_steps_with_the_closure() -> None:
 
 def test_a_backward_pass_runs_without_the_copies_of_the_weights() -> None:
     """A region of autocast keeps a copy of each weight until it ends, and train_batch runs in one."""
-    precision, layer, ledger = Precision(torch.device("cpu"), "bf16"), nn.Linear(8, 8), Ledger("cpu")
+    precision, layer, ledger = Precision(torch.device("cpu"), "bf16"), nn.Linear(8, 8), ByteLedger("cpu")
     text = torch.ones(2, 8)
     with LiveBytes(ledger), precision.autocast(), precision.autocast():
         layer(text)
@@ -251,7 +251,7 @@ class _Copied(SmallTrial):
         super().__init__(context)
         self.wide = context.wrap_model(nn.Linear(1, 5000))
         context.wrap_optimizer(torch.optim.SGD(self.wide.parameters(), lr=0.0))
-        self.ledger = Ledger("cpu")
+        self.ledger = ByteLedger("cpu")
         self.live: list[int] = []
 
     def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:

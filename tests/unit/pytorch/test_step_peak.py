@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from gangline.pytorch.parallel import recompute
 from gangline.pytorch.plan.device_rules import DeviceRules
-from gangline.pytorch.plan.live_bytes import Ledger, LiveBytes
+from gangline.pytorch.plan.live_bytes import ByteLedger, LiveBytes
 from gangline.pytorch.plan.optimizer_probe import probe
 from gangline.pytorch.plan.recurrent import LstmOfCpu
 from gangline.pytorch.plan.step_peak import OperationCounter, StepPeak, outermost
@@ -21,7 +21,7 @@ from gangline.pytorch.plan.step_peak import OperationCounter, StepPeak, outermos
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_storages_count_once_while_they_live(device: str) -> None:
-    ledger = Ledger(device)
+    ledger = ByteLedger(device)
     with LiveBytes(ledger):
         first = torch.zeros(100, device=device)
         second = first.view(10, 10) + 1
@@ -77,7 +77,7 @@ def test_outermost_points() -> None:
 
 
 def test_fused_attention_keeps_no_square_matrix() -> None:
-    ledger = Ledger("meta")
+    ledger = ByteLedger("meta")
     query = torch.zeros(1, 1, 512, 8, device="meta", requires_grad=True)
     with DeviceRules(is_gpu=False), LiveBytes(ledger):
         functional.scaled_dot_product_attention(query, query, query, is_causal=True)
@@ -92,7 +92,7 @@ def test_fused_attention_keeps_no_square_matrix() -> None:
 def test_an_lstm_keeps_as_much_as_on_a_cpu(options: dict[str, Any]) -> None:
     kept, peaks = {}, {}
     for device in ("cpu", "meta"):
-        ledger = Ledger(device)
+        ledger = ByteLedger(device)
         lstm = nn.LSTM(64, 96, device=device, **options)
         ledger.ignore(lstm.parameters())
         inputs = torch.zeros(20, 16, 64, device=device, requires_grad=True)
@@ -111,7 +111,7 @@ def test_an_lstm_has_its_operations() -> None:
         lstm, inputs = nn.LSTM(8, 8, bias=False), torch.zeros(3, 2, 8)
     # Two products of matrices for each step and record, into four gates, two operations for each product of numbers.
     forward = 3 * 2 * 2 * (8 * 4 * 8) * 2
-    with OperationCounter() as counter, LiveBytes(Ledger("meta")), LstmOfCpu():
+    with OperationCounter() as counter, LiveBytes(ByteLedger("meta")), LstmOfCpu():
         outputs, _ = lstm(inputs)
         assert counter.total == forward
         outputs.sum().backward()
@@ -129,7 +129,7 @@ def test_an_lstm_has_the_operations_of_a_cpu(options: dict[str, Any], dtype: tor
     kernels, totals = {}, {}
     for device in ("cpu", "meta"):
         lstm, inputs = nn.LSTM(8, 8, device=device, dtype=dtype, **options), torch.zeros(5, 2, 8, device=device)
-        with LiveBytes(Ledger(device)) as counting, OperationCounter() as counter, LstmOfCpu():
+        with LiveBytes(ByteLedger(device)) as counting, OperationCounter() as counter, LstmOfCpu():
             outputs, _ = lstm(inputs.to(dtype))
             kernels[device], forward = counting.num_kernels, counter.total
             outputs.sum().backward()

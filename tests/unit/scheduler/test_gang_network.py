@@ -13,7 +13,7 @@ from gangline.domain.state import ExitKind, ReasonCode, State
 from services.scheduler.placement import AgentRoom, PendingRequest, Plan, PoolConfig, Snapshot, apply_changes, plan
 from services.scheduler.placement.request.snapshot import default_pool
 from services.scheduler.rendezvous.gang import FailedProbe, Gang, RendezvousPhase, find_suspects
-from services.scheduler.rendezvous.network import Candidate, Endpoint, gang_problems
+from services.scheduler.rendezvous.network import Endpoint, NetworkCandidate, gang_problems
 from services.scheduler.state.records import Draft, SchedulerState
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.availability import registered
@@ -117,7 +117,7 @@ def _probed(size: int, *broken: tuple[str, set[frozenset[int]]]) -> Gang:
     """A gang whose members have probed. broken: subnet -> pairs of node ranks that did not reach one another there."""
     agents = tuple(_host(number + 1, "eth0", "fast0") for number in range(size))
     endpoints = [Endpoint(agent.id, "eth0", "10.0.0.1", 1) for agent in agents]
-    candidates = tuple(Candidate(subnet, tuple(endpoints)) for subnet, _ in broken)
+    candidates = tuple(NetworkCandidate(subnet, tuple(endpoints)) for subnet, _ in broken)
     probes = {
         rank: {
             subnet: tuple(

@@ -10,7 +10,14 @@ from hypothesis import given
 from gangline.domain.resource import Agent, NetworkInterface
 from gangline.domain.state import ExitKind
 from services.scheduler.rendezvous.gang import FailedProbe, Gang, RendezvousPhase, on_hello, on_probe, on_time
-from services.scheduler.rendezvous.network import LOOPBACK, ROUTED, Candidate, Endpoint, NoNetwork, choose_candidates
+from services.scheduler.rendezvous.network import (
+    LOOPBACK,
+    ROUTED,
+    Endpoint,
+    NetworkCandidate,
+    NoNetwork,
+    choose_candidates,
+)
 
 
 def _agent(agent_id: str, *interfaces: NetworkInterface, host_id: str | None = None) -> Agent:
@@ -27,7 +34,7 @@ A1 = _agent("a1", LO, DOCKER, _interface("eth0", "10.0.0.1"), _interface("ib0", 
 A2 = _agent("a2", LO, DOCKER, _interface("ens3", "10.0.0.2"), _interface("ib0", "10.9.0.2", 200_000))
 
 
-def _candidates(*agents: Agent, interface: str | None = None) -> tuple[Candidate, ...]:
+def _candidates(*agents: Agent, interface: str | None = None) -> tuple[NetworkCandidate, ...]:
     candidates = choose_candidates(agents, list(range(4000, 4000 + len(agents))), interface)
     assert not isinstance(candidates, NoNetwork)
     return candidates
@@ -51,7 +58,7 @@ def test_the_slowest_member_counts() -> None:
 def test_loopback_only_when_all_share_one_host() -> None:
     same = [replace(agent, host_id="h") for agent in (A1, A2)]
     assert _candidates(*same) == (
-        Candidate(LOOPBACK, (Endpoint("a1", "lo", "127.0.0.1", 4000), Endpoint("a2", "lo", "127.0.0.1", 4001))),
+        NetworkCandidate(LOOPBACK, (Endpoint("a1", "lo", "127.0.0.1", 4000), Endpoint("a2", "lo", "127.0.0.1", 4001))),
     )
     assert all(candidate.subnet != LOOPBACK for candidate in _candidates(A1, A2))
 

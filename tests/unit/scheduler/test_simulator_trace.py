@@ -20,7 +20,7 @@ from services.scheduler.simulator.engine import EngineContext, play
 from services.scheduler.simulator.figure import figures_of, size_class
 from services.scheduler.simulator.head import HeadWatch
 from services.scheduler.simulator.played import EtaAnswer, Played, Run
-from services.scheduler.simulator.strategy import POOL, Strategy, choose_strategies
+from services.scheduler.simulator.strategy import POOL, SimulatedStrategy, choose_strategies
 from services.scheduler.simulator.submission import TraceSubmission
 from tests.support.source import ROOT
 
@@ -31,7 +31,7 @@ def _submission(name: str, at: float, slots: int, seconds: float, priority: int 
     return TraceSubmission(name, at, slots, seconds, seconds, priority, name)
 
 
-def _strategy(name: str) -> Strategy:
+def _strategy(name: str) -> SimulatedStrategy:
     (strategy,) = choose_strategies([name])
     return strategy
 
@@ -128,7 +128,7 @@ def test_what_can_never_fit_is_set_aside() -> None:
 def test_an_eta_asked_for_at_the_instant_of_the_start_has_no_error() -> None:
     submission = TraceSubmission("t1", 0.0, 1, 10.0, 10.0)
     answers = (EtaAnswer(0.0, 0.0, 60.0), EtaAnswer(50.0, 50.0, 50.0))
-    played = Played(1, (Run(submission, 50.0, 60.0, 0, answers),), (), (), (), (), 1)
+    played = Played(1, (Run(submission, 50.0, 60.0, 0, answers),), (), (), (), ())
     (only,) = figures_of("x", played, has_head=False).eta_errors
     assert (only.age_seconds, only.count, only.median) == (0.0, 1, 0.2)
 

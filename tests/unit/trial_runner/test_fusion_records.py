@@ -8,21 +8,21 @@ from gangline.v1 import rank_pb2, runner_pb2, types_pb2
 from services.trial_runner import fusion_records
 from services.trial_runner.delivery.channel_route import ChannelRoute
 from services.trial_runner.delivery.reporter import Reporter
-from services.trial_runner.fusion_records import FusionRecords
+from services.trial_runner.fusion_records import FusionRelay
 from tests.support.delivery import find_no_fault
 from tests.support.wait import until
 
 _QUERY = rank_pb2.RankMessage(fusion_query=rank_pb2.RankFusionQuery(family="ab"))
 
 
-def _desk() -> tuple[FusionRecords, Reporter, list[tuple[int, rank_pb2.RunnerMessage]]]:
+def _desk() -> tuple[FusionRelay, Reporter, list[tuple[int, rank_pb2.RunnerMessage]]]:
     said: list[tuple[int, rank_pb2.RunnerMessage]] = []
     spec = runner_pb2.RunnerSpec(
         allocation=types_pb2.Allocation(id="7.1.1"), token="t", scheduler_addresses=["127.0.0.1:1"]
     )
     route = ChannelRoute("scheduler", spec.scheduler_addresses)
     reporter = Reporter(route, "7.1.1", 0, lambda answer: None, on_refusal=lambda _: None, find_fault=find_no_fault)
-    return FusionRecords(spec, reporter, lambda rank, message: said.append((rank, message))), reporter, said
+    return FusionRelay(spec, reporter, lambda rank, message: said.append((rank, message))), reporter, said
 
 
 async def test_rank_gets_an_answer_when_no_scheduler_gives_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,9 @@ from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequ
 from services.scheduler.placement.request.snapshot_change import (
     AddAgents,
     Change,
+    EmptyAgents,
     EnableAgents,
     EndWork,
-    FreeSlots,
     MoveToFront,
     RaiseMaxSlots,
     Release,
@@ -126,7 +126,7 @@ class Counterfactual:
             return ()
         idle = [replace(agent, used=0, draining=0, used_zero_slot=0) for agent in agents]
         fit = find_fit(request, Room(idle, config))
-        return (FreeSlots(tuple(sorted(fit))),) if fit else ()
+        return (EmptyAgents(tuple(sorted(fit))),) if fit else ()
 
 
 def _more_agents(request: PendingRequest, agents: Sequence[AgentRoom], pool: str) -> AddAgents:

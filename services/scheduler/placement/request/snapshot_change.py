@@ -28,7 +28,7 @@ class EndWork:
 
 
 @dataclass(frozen=True, slots=True)
-class FreeSlots:
+class EmptyAgents:
     """Ends everything on these agents, including use of slots that belongs to no request of this cluster."""
 
     agent_ids: tuple[str, ...]
@@ -106,7 +106,7 @@ class Release:
         return self.sentence
 
 
-Change = EndWork | FreeSlots | EnableAgents | RestoreNetwork | AddAgents | RaiseMaxSlots | MoveToFront | Release
+Change = EndWork | EmptyAgents | EnableAgents | RestoreNetwork | AddAgents | RaiseMaxSlots | MoveToFront | Release
 
 
 def describe_changes(changes: Iterable[Change]) -> str:
@@ -130,7 +130,7 @@ def apply_change(snapshot: Snapshot, change: Change) -> Snapshot:
     match change:
         case EndWork(allocation_ids):
             return _end(snapshot, set(allocation_ids))
-        case FreeSlots(agent_ids):
+        case EmptyAgents(agent_ids):
             return _clear(snapshot, set(agent_ids))
         case AddAgents():
             return _add_agents(snapshot, change)
