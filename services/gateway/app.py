@@ -25,6 +25,7 @@ from services.gateway.http import (
     output,
     project,
     queue,
+    registry,
     retention,
     saved_view,
     series,
@@ -53,7 +54,7 @@ DESCRIPTION = "Paths and names follow Determined's REST API where both have the 
 _DESCRIBED: Any = {"title": "Gangline", "version": gangline.__version__, "description": DESCRIPTION}
 # In the order in which their routes are tried.
 _PARTS = (
-    experiment, table, live, history, queue, agent, cluster, usage, fusion, operation, trace, output, project,
+    experiment, table, live, history, queue, agent, cluster, usage, fusion, operation, trace, output, project, registry,
     series, retention, user, session, saved_view, task,
 )  # fmt: skip
 
