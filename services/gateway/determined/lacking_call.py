@@ -7,8 +7,8 @@ from gangline.errors import GanglineError, not_found
 _NO_TASKS = "give slots to a program with: gangline cmd run -- COMMAND, or det cmd run COMMAND"
 _NO_GROUPS = "users see everything, and administrators may do everything: see docs/cluster.md"
 _MODELS = (
-    "Determined's calls about models are not served; the registry of models is used with: gangline model --help, or with "
-    "gangline.Client, as docs/models.md shows"
+    "Determined's calls about models are not served; the registry of models is used with: gangline model --help, or "
+    "with gangline.Client, as docs/models.md shows"
 )
 _NO_TRIAL = (
     "the processes of a trial talk to their trial runner alone; run the script by an experiment: gangline experiment "

@@ -107,8 +107,8 @@ def _check_no_versions(records: Records, model: Model) -> None:
     if numbers:
         raise conflict(
             "model.not_empty",
-            f"model {model.name!r} has {len(numbers)} version{'' if len(numbers) == 1 else 's'}, so it was not deleted; "
-            f"delete them first with: gangline model delete-version {shlex.quote(model.name)} {max(numbers)}",
+            f"model {model.name!r} has {len(numbers)} version{'' if len(numbers) == 1 else 's'}, so it was not "
+            f"deleted; delete them first with: gangline model delete-version {shlex.quote(model.name)} {max(numbers)}",
         )
 
 

@@ -25,6 +25,9 @@ from services.scheduler.transition.project.named_change import find_record
 from services.scheduler.transition.project.rule import Caller, check_owner, note_removal, remember, was_removed_by
 
 
+_NO_CHANGE = ModelVersionChange()
+
+
 @dataclass(frozen=True, slots=True)
 class VersionRequest:
     """A user's request to register, edit or delete a version."""
@@ -35,7 +38,7 @@ class VersionRequest:
     model_id: int
     number: int = 0  # 0 to register one
     checkpoint_id: str = ""  # of a new version
-    change: ModelVersionChange = ModelVersionChange()
+    change: ModelVersionChange = _NO_CHANGE
     aliases: tuple[str, ...] = ()  # aliases that point at a new version from then on
 
 
@@ -93,8 +96,8 @@ def set_alias(records: Records, asked: AliasRequest) -> StateChange:
         where = f"points at version {present}" if present else "does not exist"
         raise conflict(
             "model.alias_moved",
-            f"alias {asked.alias!r} of model {model.name!r} {where} by now, not at version {asked.expected_version}, so "
-            "nothing was changed; read the model again",
+            f"alias {asked.alias!r} of model {model.name!r} {where} by now, not at version {asked.expected_version}, "
+            "so nothing was changed; read the model again",
         )
     if asked.version == present:
         return StateChange()
