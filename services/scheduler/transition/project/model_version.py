@@ -24,7 +24,6 @@ from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.transition.project.named_change import find_record
 from services.scheduler.transition.project.rule import Caller, check_owner, note_removal, remember, was_removed_by
 
-
 _NO_CHANGE = ModelVersionChange()
 
 
