@@ -23,6 +23,7 @@ TITLES = {
     "experiment_calls": "Experiments and trials",
     "creation_calls": "Creating experiments",
     "project": "Lists, workspaces, projects, templates",
+    "registry": "Models",
     "saved_view": "Saved views",
     "user": "Users, tokens and logins",
     "cluster_calls": "Cluster, agents, checkpoints and files",

@@ -66,6 +66,7 @@ _ENTRIES = {
     "fusion": _Entry("fusion", "app", True),
     "workspace": _Entry("project.workspace", "app", True, ("w",)),
     "project": _Entry("project.project", "app", True, ("p",)),
+    "model": _Entry("project.model", "app", True, ("m",)),
     "template": _Entry("project.template", "app", True, ("tpl",)),
     "user": _Entry("account.user", "app", True, ("u",)),
     "token": _Entry("account.token", "app", True, ("tkn",)),

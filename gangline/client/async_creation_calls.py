@@ -14,6 +14,7 @@ from typing import Any
 
 from gangline.client.async_connection import in_thread, in_thread_to_its_end, pause_for
 from gangline.client.async_project import AsyncProjectMethods
+from gangline.client.async_registry import AsyncRegistryMethods
 from gangline.client.async_saved_view import AsyncSavedViewMethods
 from gangline.client.async_user import AsyncUserMethods
 from gangline.client.attempts import say_create
@@ -36,7 +37,7 @@ _CODE_SECONDS = 10.0
 _CODE_PAUSE_SECONDS = 0.2
 
 
-class AsyncCreationCalls(AsyncProjectMethods, AsyncSavedViewMethods, AsyncUserMethods):
+class AsyncCreationCalls(AsyncProjectMethods, AsyncRegistryMethods, AsyncSavedViewMethods, AsyncUserMethods):
     """Base of ExperimentCalls."""
 
     async def create_prepared(

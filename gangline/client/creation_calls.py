@@ -18,6 +18,7 @@ from gangline.client.call_message import new_request_id
 from gangline.client.connection import in_thread, in_thread_to_its_end, pause_for
 from gangline.client.project import ProjectMethods
 from gangline.client.record import Created
+from gangline.client.registry import RegistryMethods
 from gangline.client.saved_view import SavedViewMethods
 from gangline.client.submission import NO_OVERRIDES, ForkedExperiment, Submission, parse_with_seed, prepare_fork
 from gangline.client.transfer.packing import CodeArchive
@@ -37,7 +38,7 @@ _CODE_SECONDS = 10.0
 _CODE_PAUSE_SECONDS = 0.2
 
 
-class CreationCalls(ProjectMethods, SavedViewMethods, UserMethods):
+class CreationCalls(ProjectMethods, RegistryMethods, SavedViewMethods, UserMethods):
     """Base of ExperimentCalls."""
 
     def create_prepared(

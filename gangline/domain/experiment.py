@@ -275,11 +275,13 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class ProjectCounter:
-    """The ids of the next workspace and the next project, which are never given again."""
+    """The ids of the next workspace, project and model, which are never given again."""
 
     next_workspace_id: int = DEFAULT_WORKSPACE_ID + 1
     next_project_id: int = DEFAULT_PROJECT_ID + 1
-    removal_request_ids: tuple[str, ...] = ()  # newest requests that deleted a workspace, a project or a template
+    # newest requests that deleted a workspace, a project, a template, a model or a version
+    removal_request_ids: tuple[str, ...] = ()
+    next_model_id: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""PURE: the kinds of records that users create and name, one row for each: workspaces, projects and templates.
+"""PURE: the kinds of records that users create and name, one row for each: workspaces, projects, templates
+and models.
 
 The leader, the gateway and the SDK find and change such records by the row of their kind. The leader's rules for
 single fields and for deletions are in `services/scheduler/transition/project/kind_rule.py`.
@@ -18,6 +19,7 @@ from gangline.domain.experiment import (
     Template,
     Workspace,
 )
+from gangline.domain.registry import Model
 
 
 class Named(Protocol):
@@ -79,4 +81,7 @@ TEMPLATE = NamedKind(
     creation=("set", " FILE"),
     verbs={"EDIT": "change", "DELETE": "remove"},
 )
-KINDS: tuple[NamedKind[Any], ...] = (WORKSPACE, PROJECT, TEMPLATE)
+MODEL = NamedKind(
+    Model, ("name", "description", "notes", "workspace_id", "metadata_json", "labels"), contents="versions"
+)
+KINDS: tuple[NamedKind[Any], ...] = (WORKSPACE, PROJECT, TEMPLATE, MODEL)

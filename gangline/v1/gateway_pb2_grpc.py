@@ -5,6 +5,7 @@ import warnings
 
 from gangline.v1 import gateway_pb2 as gangline_dot_v1_dot_gateway__pb2
 from gangline.v1 import project_pb2 as gangline_dot_v1_dot_project__pb2
+from gangline.v1 import registry_pb2 as gangline_dot_v1_dot_registry__pb2
 from gangline.v1 import user_pb2 as gangline_dot_v1_dot_user__pb2
 
 GRPC_GENERATED_VERSION = '1.66.2'
@@ -260,6 +261,41 @@ class GatewayServiceStub(object):
                 '/gangline.v1.GatewayService/MoveExperiment',
                 request_serializer=gangline_dot_v1_dot_project__pb2.MoveExperimentRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_project__pb2.MoveExperimentResponse.FromString,
+                _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/gangline.v1.GatewayService/ListModels',
+                request_serializer=gangline_dot_v1_dot_registry__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_registry__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.GetModel = channel.unary_unary(
+                '/gangline.v1.GatewayService/GetModel',
+                request_serializer=gangline_dot_v1_dot_registry__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_registry__pb2.GetModelResponse.FromString,
+                _registered_method=True)
+        self.ListModelVersions = channel.unary_unary(
+                '/gangline.v1.GatewayService/ListModelVersions',
+                request_serializer=gangline_dot_v1_dot_registry__pb2.ListModelVersionsRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_registry__pb2.ListModelVersionsResponse.FromString,
+                _registered_method=True)
+        self.GetModelVersion = channel.unary_unary(
+                '/gangline.v1.GatewayService/GetModelVersion',
+                request_serializer=gangline_dot_v1_dot_registry__pb2.GetModelVersionRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_registry__pb2.GetModelVersionResponse.FromString,
+                _registered_method=True)
+        self.UpdateModel = channel.unary_unary(
+                '/gangline.v1.GatewayService/UpdateModel',
+                request_serializer=gangline_dot_v1_dot_registry__pb2.UpdateModelRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_registry__pb2.UpdateModelResponse.FromString,
+                _registered_method=True)
+        self.UpdateModelVersion = channel.unary_unary(
+                '/gangline.v1.GatewayService/UpdateModelVersion',
+                request_serializer=gangline_dot_v1_dot_registry__pb2.UpdateModelVersionRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_registry__pb2.UpdateModelVersionResponse.FromString,
+                _registered_method=True)
+        self.SetModelAlias = channel.unary_unary(
+                '/gangline.v1.GatewayService/SetModelAlias',
+                request_serializer=gangline_dot_v1_dot_registry__pb2.SetModelAliasRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_registry__pb2.SetModelAliasResponse.FromString,
                 _registered_method=True)
         self.LogIn = channel.unary_unary(
                 '/gangline.v1.GatewayService/LogIn',
@@ -654,6 +690,51 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetModel(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModelVersions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetModelVersion(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateModel(self, request, context):
+        """Creates, edits, archives, unarchives or deletes a model. Only its owner and administrators may change it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateModelVersion(self, request, context):
+        """Registers a checkpoint as the next version of a model, or edits or deletes a version. Rights are those of the model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetModelAlias(self, request, context):
+        """Points an alias at a version, or removes it. Rights are those of the model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def LogIn(self, request, context):
         """Opens a session by name and password. The only call that needs no token.
         """
@@ -998,6 +1079,41 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.MoveExperiment,
                     request_deserializer=gangline_dot_v1_dot_project__pb2.MoveExperimentRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_project__pb2.MoveExperimentResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=gangline_dot_v1_dot_registry__pb2.ListModelsRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_registry__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'GetModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModel,
+                    request_deserializer=gangline_dot_v1_dot_registry__pb2.GetModelRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_registry__pb2.GetModelResponse.SerializeToString,
+            ),
+            'ListModelVersions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModelVersions,
+                    request_deserializer=gangline_dot_v1_dot_registry__pb2.ListModelVersionsRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_registry__pb2.ListModelVersionsResponse.SerializeToString,
+            ),
+            'GetModelVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModelVersion,
+                    request_deserializer=gangline_dot_v1_dot_registry__pb2.GetModelVersionRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_registry__pb2.GetModelVersionResponse.SerializeToString,
+            ),
+            'UpdateModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateModel,
+                    request_deserializer=gangline_dot_v1_dot_registry__pb2.UpdateModelRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_registry__pb2.UpdateModelResponse.SerializeToString,
+            ),
+            'UpdateModelVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateModelVersion,
+                    request_deserializer=gangline_dot_v1_dot_registry__pb2.UpdateModelVersionRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_registry__pb2.UpdateModelVersionResponse.SerializeToString,
+            ),
+            'SetModelAlias': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetModelAlias,
+                    request_deserializer=gangline_dot_v1_dot_registry__pb2.SetModelAliasRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_registry__pb2.SetModelAliasResponse.SerializeToString,
             ),
             'LogIn': grpc.unary_unary_rpc_method_handler(
                     servicer.LogIn,
@@ -2300,6 +2416,195 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/MoveExperiment',
             gangline_dot_v1_dot_project__pb2.MoveExperimentRequest.SerializeToString,
             gangline_dot_v1_dot_project__pb2.MoveExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ListModels',
+            gangline_dot_v1_dot_registry__pb2.ListModelsRequest.SerializeToString,
+            gangline_dot_v1_dot_registry__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/GetModel',
+            gangline_dot_v1_dot_registry__pb2.GetModelRequest.SerializeToString,
+            gangline_dot_v1_dot_registry__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModelVersions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ListModelVersions',
+            gangline_dot_v1_dot_registry__pb2.ListModelVersionsRequest.SerializeToString,
+            gangline_dot_v1_dot_registry__pb2.ListModelVersionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModelVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/GetModelVersion',
+            gangline_dot_v1_dot_registry__pb2.GetModelVersionRequest.SerializeToString,
+            gangline_dot_v1_dot_registry__pb2.GetModelVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/UpdateModel',
+            gangline_dot_v1_dot_registry__pb2.UpdateModelRequest.SerializeToString,
+            gangline_dot_v1_dot_registry__pb2.UpdateModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateModelVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/UpdateModelVersion',
+            gangline_dot_v1_dot_registry__pb2.UpdateModelVersionRequest.SerializeToString,
+            gangline_dot_v1_dot_registry__pb2.UpdateModelVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetModelAlias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/SetModelAlias',
+            gangline_dot_v1_dot_registry__pb2.SetModelAliasRequest.SerializeToString,
+            gangline_dot_v1_dot_registry__pb2.SetModelAliasResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,6 +9,7 @@ import abc
 import collections.abc
 import gangline.v1.gateway_pb2
 import gangline.v1.project_pb2
+import gangline.v1.registry_pb2
 import gangline.v1.user_pb2
 import grpc
 import grpc.aio
@@ -749,6 +750,118 @@ _GatewayServiceMoveExperimentType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceListModelsType = typing_extensions.TypeVar(
+    '_GatewayServiceListModelsType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.ListModelsRequest,
+        gangline.v1.registry_pb2.ListModelsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.ListModelsRequest,
+        gangline.v1.registry_pb2.ListModelsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.ListModelsRequest,
+        gangline.v1.registry_pb2.ListModelsResponse,
+    ],
+)
+
+_GatewayServiceGetModelType = typing_extensions.TypeVar(
+    '_GatewayServiceGetModelType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.GetModelRequest,
+        gangline.v1.registry_pb2.GetModelResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.GetModelRequest,
+        gangline.v1.registry_pb2.GetModelResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.GetModelRequest,
+        gangline.v1.registry_pb2.GetModelResponse,
+    ],
+)
+
+_GatewayServiceListModelVersionsType = typing_extensions.TypeVar(
+    '_GatewayServiceListModelVersionsType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.ListModelVersionsRequest,
+        gangline.v1.registry_pb2.ListModelVersionsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.ListModelVersionsRequest,
+        gangline.v1.registry_pb2.ListModelVersionsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.ListModelVersionsRequest,
+        gangline.v1.registry_pb2.ListModelVersionsResponse,
+    ],
+)
+
+_GatewayServiceGetModelVersionType = typing_extensions.TypeVar(
+    '_GatewayServiceGetModelVersionType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.GetModelVersionRequest,
+        gangline.v1.registry_pb2.GetModelVersionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.GetModelVersionRequest,
+        gangline.v1.registry_pb2.GetModelVersionResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.GetModelVersionRequest,
+        gangline.v1.registry_pb2.GetModelVersionResponse,
+    ],
+)
+
+_GatewayServiceUpdateModelType = typing_extensions.TypeVar(
+    '_GatewayServiceUpdateModelType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.UpdateModelRequest,
+        gangline.v1.registry_pb2.UpdateModelResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.UpdateModelRequest,
+        gangline.v1.registry_pb2.UpdateModelResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.UpdateModelRequest,
+        gangline.v1.registry_pb2.UpdateModelResponse,
+    ],
+)
+
+_GatewayServiceUpdateModelVersionType = typing_extensions.TypeVar(
+    '_GatewayServiceUpdateModelVersionType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.UpdateModelVersionRequest,
+        gangline.v1.registry_pb2.UpdateModelVersionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.UpdateModelVersionRequest,
+        gangline.v1.registry_pb2.UpdateModelVersionResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.UpdateModelVersionRequest,
+        gangline.v1.registry_pb2.UpdateModelVersionResponse,
+    ],
+)
+
+_GatewayServiceSetModelAliasType = typing_extensions.TypeVar(
+    '_GatewayServiceSetModelAliasType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SetModelAliasRequest,
+        gangline.v1.registry_pb2.SetModelAliasResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SetModelAliasRequest,
+        gangline.v1.registry_pb2.SetModelAliasResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SetModelAliasRequest,
+        gangline.v1.registry_pb2.SetModelAliasResponse,
+    ],
+)
+
 _GatewayServiceLogInType = typing_extensions.TypeVar(
     '_GatewayServiceLogInType',
     grpc.UnaryUnaryMultiCallable[
@@ -1021,7 +1134,7 @@ _GatewayServiceConnectTaskType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceCreateKeyType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceListSavedViewsType, _GatewayServiceGetSavedViewType, _GatewayServiceCreateSavedViewType, _GatewayServiceUpdateSavedViewType, _GatewayServiceDeleteSavedViewType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceListModelsType, _GatewayServiceGetModelType, _GatewayServiceListModelVersionsType, _GatewayServiceGetModelVersionType, _GatewayServiceUpdateModelType, _GatewayServiceUpdateModelVersionType, _GatewayServiceSetModelAliasType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceCreateKeyType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceListSavedViewsType, _GatewayServiceGetSavedViewType, _GatewayServiceCreateSavedViewType, _GatewayServiceUpdateSavedViewType, _GatewayServiceDeleteSavedViewType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -1203,6 +1316,34 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.project_pb2.MoveExperimentRequest,
             gangline.v1.project_pb2.MoveExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.ListModelsRequest,
+            gangline.v1.registry_pb2.ListModelsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.GetModelRequest,
+            gangline.v1.registry_pb2.GetModelResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.ListModelVersionsRequest,
+            gangline.v1.registry_pb2.ListModelVersionsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.GetModelVersionRequest,
+            gangline.v1.registry_pb2.GetModelVersionResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.UpdateModelRequest,
+            gangline.v1.registry_pb2.UpdateModelResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.UpdateModelVersionRequest,
+            gangline.v1.registry_pb2.UpdateModelVersionResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.SetModelAliasRequest,
+            gangline.v1.registry_pb2.SetModelAliasResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.user_pb2.LogInRequest,
@@ -1457,6 +1598,34 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.project_pb2.MoveExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.ListModelsRequest,
+            gangline.v1.registry_pb2.ListModelsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.GetModelRequest,
+            gangline.v1.registry_pb2.GetModelResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.ListModelVersionsRequest,
+            gangline.v1.registry_pb2.ListModelVersionsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.GetModelVersionRequest,
+            gangline.v1.registry_pb2.GetModelVersionResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.UpdateModelRequest,
+            gangline.v1.registry_pb2.UpdateModelResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.UpdateModelVersionRequest,
+            gangline.v1.registry_pb2.UpdateModelVersionResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.SetModelAliasRequest,
+            gangline.v1.registry_pb2.SetModelAliasResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.user_pb2.LogInRequest,
             gangline.v1.user_pb2.LogInResponse,
         ],
@@ -1651,6 +1820,23 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     MoveExperiment: _GatewayServiceMoveExperimentType
     """Moves an experiment into another project. Moving it to where it is changes nothing."""
+
+    ListModels: _GatewayServiceListModelsType
+
+    GetModel: _GatewayServiceGetModelType
+
+    ListModelVersions: _GatewayServiceListModelVersionsType
+
+    GetModelVersion: _GatewayServiceGetModelVersionType
+
+    UpdateModel: _GatewayServiceUpdateModelType
+    """Creates, edits, archives, unarchives or deletes a model. Only its owner and administrators may change it."""
+
+    UpdateModelVersion: _GatewayServiceUpdateModelVersionType
+    """Registers a checkpoint as the next version of a model, or edits or deletes a version. Rights are those of the model."""
+
+    SetModelAlias: _GatewayServiceSetModelAliasType
+    """Points an alias at a version, or removes it. Rights are those of the model."""
 
     LogIn: _GatewayServiceLogInType
     """Opens a session by name and password. The only call that needs no token."""
@@ -1882,6 +2068,34 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.project_pb2.MoveExperimentRequest,
         gangline.v1.project_pb2.MoveExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.ListModelsRequest,
+        gangline.v1.registry_pb2.ListModelsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.GetModelRequest,
+        gangline.v1.registry_pb2.GetModelResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.ListModelVersionsRequest,
+        gangline.v1.registry_pb2.ListModelVersionsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.GetModelVersionRequest,
+        gangline.v1.registry_pb2.GetModelVersionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.UpdateModelRequest,
+        gangline.v1.registry_pb2.UpdateModelResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.UpdateModelVersionRequest,
+        gangline.v1.registry_pb2.UpdateModelVersionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SetModelAliasRequest,
+        gangline.v1.registry_pb2.SetModelAliasResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.user_pb2.LogInRequest,
@@ -2304,6 +2518,58 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.project_pb2.MoveExperimentResponse, collections.abc.Awaitable[gangline.v1.project_pb2.MoveExperimentResponse]]:
         """Moves an experiment into another project. Moving it to where it is changes nothing."""
+
+    @abc.abstractmethod
+    def ListModels(
+        self,
+        request: gangline.v1.registry_pb2.ListModelsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.registry_pb2.ListModelsResponse, collections.abc.Awaitable[gangline.v1.registry_pb2.ListModelsResponse]]: ...
+
+    @abc.abstractmethod
+    def GetModel(
+        self,
+        request: gangline.v1.registry_pb2.GetModelRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.registry_pb2.GetModelResponse, collections.abc.Awaitable[gangline.v1.registry_pb2.GetModelResponse]]: ...
+
+    @abc.abstractmethod
+    def ListModelVersions(
+        self,
+        request: gangline.v1.registry_pb2.ListModelVersionsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.registry_pb2.ListModelVersionsResponse, collections.abc.Awaitable[gangline.v1.registry_pb2.ListModelVersionsResponse]]: ...
+
+    @abc.abstractmethod
+    def GetModelVersion(
+        self,
+        request: gangline.v1.registry_pb2.GetModelVersionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.registry_pb2.GetModelVersionResponse, collections.abc.Awaitable[gangline.v1.registry_pb2.GetModelVersionResponse]]: ...
+
+    @abc.abstractmethod
+    def UpdateModel(
+        self,
+        request: gangline.v1.registry_pb2.UpdateModelRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.registry_pb2.UpdateModelResponse, collections.abc.Awaitable[gangline.v1.registry_pb2.UpdateModelResponse]]:
+        """Creates, edits, archives, unarchives or deletes a model. Only its owner and administrators may change it."""
+
+    @abc.abstractmethod
+    def UpdateModelVersion(
+        self,
+        request: gangline.v1.registry_pb2.UpdateModelVersionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.registry_pb2.UpdateModelVersionResponse, collections.abc.Awaitable[gangline.v1.registry_pb2.UpdateModelVersionResponse]]:
+        """Registers a checkpoint as the next version of a model, or edits or deletes a version. Rights are those of the model."""
+
+    @abc.abstractmethod
+    def SetModelAlias(
+        self,
+        request: gangline.v1.registry_pb2.SetModelAliasRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.registry_pb2.SetModelAliasResponse, collections.abc.Awaitable[gangline.v1.registry_pb2.SetModelAliasResponse]]:
+        """Points an alias at a version, or removes it. Rights are those of the model."""
 
     @abc.abstractmethod
     def LogIn(

@@ -168,18 +168,22 @@ Global___Template: typing_extensions.TypeAlias = Template
 
 @typing.final
 class ProjectCounter(google.protobuf.message.Message):
-    """The ids of the next workspace and of the next project; ids are never given again."""
+    """The ids of the next workspace, project and model; ids are never given again."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NEXT_WORKSPACE_ID_FIELD_NUMBER: builtins.int
     NEXT_PROJECT_ID_FIELD_NUMBER: builtins.int
     REMOVAL_REQUEST_IDS_FIELD_NUMBER: builtins.int
+    NEXT_MODEL_ID_FIELD_NUMBER: builtins.int
     next_workspace_id: builtins.int
     next_project_id: builtins.int
+    next_model_id: builtins.int
     @property
     def removal_request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The newest requests that deleted a workspace, a project or a template; a repeated one changes nothing."""
+        """The newest requests that deleted a workspace, a project, a template, a model or a version; a repeated one changes
+        nothing.
+        """
 
     def __init__(
         self,
@@ -187,8 +191,9 @@ class ProjectCounter(google.protobuf.message.Message):
         next_workspace_id: builtins.int = ...,
         next_project_id: builtins.int = ...,
         removal_request_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        next_model_id: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["next_project_id", b"next_project_id", "next_workspace_id", b"next_workspace_id", "removal_request_ids", b"removal_request_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_model_id", b"next_model_id", "next_project_id", b"next_project_id", "next_workspace_id", b"next_workspace_id", "removal_request_ids", b"removal_request_ids"]) -> None: ...
 
 Global___ProjectCounter: typing_extensions.TypeAlias = ProjectCounter
 

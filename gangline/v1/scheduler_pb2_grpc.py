@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from gangline.v1 import project_pb2 as gangline_dot_v1_dot_project__pb2
+from gangline.v1 import registry_pb2 as gangline_dot_v1_dot_registry__pb2
 from gangline.v1 import scheduler_pb2 as gangline_dot_v1_dot_scheduler__pb2
 from gangline.v1 import user_pb2 as gangline_dot_v1_dot_user__pb2
 
@@ -175,6 +176,21 @@ class SchedulerServiceStub(object):
                 '/gangline.v1.SchedulerService/MoveExperiment',
                 request_serializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentResponse.FromString,
+                _registered_method=True)
+        self.UpdateModel = channel.unary_unary(
+                '/gangline.v1.SchedulerService/UpdateModel',
+                request_serializer=gangline_dot_v1_dot_registry__pb2.SchedulerServiceUpdateModelRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_registry__pb2.SchedulerServiceUpdateModelResponse.FromString,
+                _registered_method=True)
+        self.UpdateModelVersion = channel.unary_unary(
+                '/gangline.v1.SchedulerService/UpdateModelVersion',
+                request_serializer=gangline_dot_v1_dot_registry__pb2.SchedulerServiceUpdateModelVersionRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_registry__pb2.SchedulerServiceUpdateModelVersionResponse.FromString,
+                _registered_method=True)
+        self.SetModelAlias = channel.unary_unary(
+                '/gangline.v1.SchedulerService/SetModelAlias',
+                request_serializer=gangline_dot_v1_dot_registry__pb2.SchedulerServiceSetModelAliasRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_registry__pb2.SchedulerServiceSetModelAliasResponse.FromString,
                 _registered_method=True)
         self.CreateUser = channel.unary_unary(
                 '/gangline.v1.SchedulerService/CreateUser',
@@ -425,6 +441,27 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateModel(self, request, context):
+        """Creates, edits, archives, unarchives or deletes a model. A request id makes its change once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateModelVersion(self, request, context):
+        """Registers a checkpoint as the next version of a model, or edits or deletes a version.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetModelAlias(self, request, context):
+        """Points an alias at a version, or removes it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateUser(self, request, context):
         """Creates a user, or returns the one that this request id made before.
         """
@@ -632,6 +669,21 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.MoveExperiment,
                     request_deserializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentResponse.SerializeToString,
+            ),
+            'UpdateModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateModel,
+                    request_deserializer=gangline_dot_v1_dot_registry__pb2.SchedulerServiceUpdateModelRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_registry__pb2.SchedulerServiceUpdateModelResponse.SerializeToString,
+            ),
+            'UpdateModelVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateModelVersion,
+                    request_deserializer=gangline_dot_v1_dot_registry__pb2.SchedulerServiceUpdateModelVersionRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_registry__pb2.SchedulerServiceUpdateModelVersionResponse.SerializeToString,
+            ),
+            'SetModelAlias': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetModelAlias,
+                    request_deserializer=gangline_dot_v1_dot_registry__pb2.SchedulerServiceSetModelAliasRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_registry__pb2.SchedulerServiceSetModelAliasResponse.SerializeToString,
             ),
             'CreateUser': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateUser,
@@ -1440,6 +1492,87 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/MoveExperiment',
             gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentRequest.SerializeToString,
             gangline_dot_v1_dot_project__pb2.SchedulerServiceMoveExperimentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/UpdateModel',
+            gangline_dot_v1_dot_registry__pb2.SchedulerServiceUpdateModelRequest.SerializeToString,
+            gangline_dot_v1_dot_registry__pb2.SchedulerServiceUpdateModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateModelVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/UpdateModelVersion',
+            gangline_dot_v1_dot_registry__pb2.SchedulerServiceUpdateModelVersionRequest.SerializeToString,
+            gangline_dot_v1_dot_registry__pb2.SchedulerServiceUpdateModelVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetModelAlias(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/SetModelAlias',
+            gangline_dot_v1_dot_registry__pb2.SchedulerServiceSetModelAliasRequest.SerializeToString,
+            gangline_dot_v1_dot_registry__pb2.SchedulerServiceSetModelAliasResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,6 +8,7 @@ from etcd is read there, so this is only what changes state or lives in the lead
 import abc
 import collections.abc
 import gangline.v1.project_pb2
+import gangline.v1.registry_pb2
 import gangline.v1.scheduler_pb2
 import gangline.v1.user_pb2
 import grpc
@@ -477,6 +478,54 @@ _SchedulerServiceMoveExperimentType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceUpdateModelType = typing_extensions.TypeVar(
+    '_SchedulerServiceUpdateModelType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelRequest,
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelRequest,
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelRequest,
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelResponse,
+    ],
+)
+
+_SchedulerServiceUpdateModelVersionType = typing_extensions.TypeVar(
+    '_SchedulerServiceUpdateModelVersionType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelVersionRequest,
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelVersionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelVersionRequest,
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelVersionResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelVersionRequest,
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelVersionResponse,
+    ],
+)
+
+_SchedulerServiceSetModelAliasType = typing_extensions.TypeVar(
+    '_SchedulerServiceSetModelAliasType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SchedulerServiceSetModelAliasRequest,
+        gangline.v1.registry_pb2.SchedulerServiceSetModelAliasResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SchedulerServiceSetModelAliasRequest,
+        gangline.v1.registry_pb2.SchedulerServiceSetModelAliasResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SchedulerServiceSetModelAliasRequest,
+        gangline.v1.registry_pb2.SchedulerServiceSetModelAliasResponse,
+    ],
+)
+
 _SchedulerServiceCreateUserType = typing_extensions.TypeVar(
     '_SchedulerServiceCreateUserType',
     grpc.UnaryUnaryMultiCallable[
@@ -637,7 +686,7 @@ _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServicePreviewRetentionType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceImportCheckpointType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceGetSearchEventsType, _SchedulerServicePostSearchOperationsType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceCreateUserType, _SchedulerServiceUpdateUserType, _SchedulerServiceEndSessionType, _SchedulerServiceCreateTokenType, _SchedulerServiceRevokeTokenType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServicePreviewRetentionType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceImportCheckpointType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceGetSearchEventsType, _SchedulerServicePostSearchOperationsType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceUpdateModelType, _SchedulerServiceUpdateModelVersionType, _SchedulerServiceSetModelAliasType, _SchedulerServiceCreateUserType, _SchedulerServiceUpdateUserType, _SchedulerServiceEndSessionType, _SchedulerServiceCreateTokenType, _SchedulerServiceRevokeTokenType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -751,6 +800,18 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.project_pb2.SchedulerServiceMoveExperimentRequest,
             gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.SchedulerServiceUpdateModelRequest,
+            gangline.v1.registry_pb2.SchedulerServiceUpdateModelResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.SchedulerServiceUpdateModelVersionRequest,
+            gangline.v1.registry_pb2.SchedulerServiceUpdateModelVersionResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.SchedulerServiceSetModelAliasRequest,
+            gangline.v1.registry_pb2.SchedulerServiceSetModelAliasResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.user_pb2.SchedulerServiceCreateUserRequest,
@@ -909,6 +970,18 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.SchedulerServiceUpdateModelRequest,
+            gangline.v1.registry_pb2.SchedulerServiceUpdateModelResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.SchedulerServiceUpdateModelVersionRequest,
+            gangline.v1.registry_pb2.SchedulerServiceUpdateModelVersionResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.registry_pb2.SchedulerServiceSetModelAliasRequest,
+            gangline.v1.registry_pb2.SchedulerServiceSetModelAliasResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.user_pb2.SchedulerServiceCreateUserRequest,
             gangline.v1.user_pb2.SchedulerServiceCreateUserResponse,
         ],
@@ -1034,6 +1107,15 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
 
     MoveExperiment: _SchedulerServiceMoveExperimentType
     """Moves an experiment into another project. Moving it to where it is changes nothing."""
+
+    UpdateModel: _SchedulerServiceUpdateModelType
+    """Creates, edits, archives, unarchives or deletes a model. A request id makes its change once."""
+
+    UpdateModelVersion: _SchedulerServiceUpdateModelVersionType
+    """Registers a checkpoint as the next version of a model, or edits or deletes a version."""
+
+    SetModelAlias: _SchedulerServiceSetModelAliasType
+    """Points an alias at a version, or removes it."""
 
     CreateUser: _SchedulerServiceCreateUserType
     """Creates a user, or returns the one that this request id made before."""
@@ -1173,6 +1255,18 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.project_pb2.SchedulerServiceMoveExperimentRequest,
         gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelRequest,
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelVersionRequest,
+        gangline.v1.registry_pb2.SchedulerServiceUpdateModelVersionResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.registry_pb2.SchedulerServiceSetModelAliasRequest,
+        gangline.v1.registry_pb2.SchedulerServiceSetModelAliasResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.user_pb2.SchedulerServiceCreateUserRequest,
@@ -1441,6 +1535,30 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse, collections.abc.Awaitable[gangline.v1.project_pb2.SchedulerServiceMoveExperimentResponse]]:
         """Moves an experiment into another project. Moving it to where it is changes nothing."""
+
+    @abc.abstractmethod
+    def UpdateModel(
+        self,
+        request: gangline.v1.registry_pb2.SchedulerServiceUpdateModelRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.registry_pb2.SchedulerServiceUpdateModelResponse, collections.abc.Awaitable[gangline.v1.registry_pb2.SchedulerServiceUpdateModelResponse]]:
+        """Creates, edits, archives, unarchives or deletes a model. A request id makes its change once."""
+
+    @abc.abstractmethod
+    def UpdateModelVersion(
+        self,
+        request: gangline.v1.registry_pb2.SchedulerServiceUpdateModelVersionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.registry_pb2.SchedulerServiceUpdateModelVersionResponse, collections.abc.Awaitable[gangline.v1.registry_pb2.SchedulerServiceUpdateModelVersionResponse]]:
+        """Registers a checkpoint as the next version of a model, or edits or deletes a version."""
+
+    @abc.abstractmethod
+    def SetModelAlias(
+        self,
+        request: gangline.v1.registry_pb2.SchedulerServiceSetModelAliasRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.registry_pb2.SchedulerServiceSetModelAliasResponse, collections.abc.Awaitable[gangline.v1.registry_pb2.SchedulerServiceSetModelAliasResponse]]:
+        """Points an alias at a version, or removes it."""
 
     @abc.abstractmethod
     def CreateUser(

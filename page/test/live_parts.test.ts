@@ -4,8 +4,11 @@ import { grouped, joined, parametersOf } from "../src/api/live_parts";
 const RUNNING = { filter: "state = RUNNING", fields: "name" };
 
 it("joins what different views follow", () => {
-  const parts = joined({ experiments: RUNNING, metrics: ["2.1", "1.1"] }, { queue: true, metrics: ["1.1"] });
-  expect(parts).toEqual({ experiments: RUNNING, queue: true, metrics: ["2.1", "1.1"] });
+  const parts = joined(
+    { experiments: RUNNING, metrics: ["2.1", "1.1"] },
+    { queue: true, models: true, metrics: ["1.1"] },
+  );
+  expect(parts).toEqual({ experiments: RUNNING, queue: true, models: true, metrics: ["2.1", "1.1"] });
   expect(joined({ experiments: RUNNING }, { experiments: { ...RUNNING } })).not.toBeNull();
   expect(joined({ agents: true }, {})).toEqual({ agents: true });
 });

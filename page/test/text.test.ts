@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { formatDuration, formatNumber, formatUtc, formatValue, splitName } from "../src/lib/text";
+import { formatDuration, formatNumber, formatUtc, formatValue, shellWord, splitName } from "../src/lib/text";
 
 it("keeps the end of a long name", () => {
   const name = `${"a".repeat(40)}-seed-17`;
@@ -26,4 +26,10 @@ it("writes spans and times", () => {
   expect([5, 65, 3700, 90_000].map(formatDuration)).toEqual(["5 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]);
   expect(formatUtc("2026-11-28T22:01:38.312980Z")).toBe("2026-11-28 22:01:38 UTC");
   expect(formatValue({ a: [1] })).toBe('{"a":[1]}');
+});
+
+it("makes a text one word of a shell", () => {
+  expect(shellWord("mnist-2.0")).toBe("mnist-2.0");
+  expect(shellWord("my $(rm) 'model'")).toBe("'my $(rm) '\\''model'\\'''");
+  expect(shellWord("")).toBe("''");
 });

@@ -12,6 +12,8 @@
 | workspaces/<workspace id>        | Workspace           | leader                  | until deleted              |
 | projects/<project id>            | Project             | leader                  | until deleted              |
 | templates/<name>                 | Template            | leader                  | until removed              |
+| models/<model id>                | Model               | leader                  | until deleted              |
+| model_versions/<version id>      | ModelVersion        | leader                  | until deleted              |
 | agents/<agent id>                | Agent               | leader                  | for ever                   |
 | experiments/<experiment id>      | Experiment          | leader                  | until deleted              |
 | trials/<trial id>                | Trial               | leader                  | with its experiment        |
@@ -42,6 +44,8 @@ NEXT_USER = ROOT + "meta/next_user"
 WORKSPACES = ROOT + "workspaces/"
 PROJECTS = ROOT + "projects/"
 TEMPLATES = ROOT + "templates/"
+MODELS = ROOT + "models/"
+MODEL_VERSIONS = ROOT + "model_versions/"
 AGENTS = ROOT + "agents/"
 EXPERIMENTS = ROOT + "experiments/"
 TRIALS = ROOT + "trials/"
@@ -114,3 +118,11 @@ def project(project_id: int) -> str:
 
 def template(name: str) -> str:
     return TEMPLATES + name
+
+
+def model(model_id: int) -> str:
+    return f"{MODELS}{model_id:010d}"
+
+
+def model_version(version_id: str) -> str:
+    return MODEL_VERSIONS + version_id

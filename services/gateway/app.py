@@ -20,6 +20,7 @@ from services.gateway.http import (
     operation,
     project,
     queue,
+    registry,
     saved_view,
     series,
     session,
@@ -45,8 +46,8 @@ DESCRIPTION = "Paths and names follow Determined's REST API where both have the 
 _DESCRIBED: Any = {"title": "Gangline", "version": gangline.__version__, "description": DESCRIPTION}
 # In the order in which their routes are tried.
 _PARTS = (
-    experiment, table, live, history, queue, agent, cluster, usage, fusion, operation, artifact, project, series,
-    user, session, saved_view, task,
+    experiment, table, live, history, queue, agent, cluster, usage, fusion, operation, artifact, project, registry,
+    series, user, session, saved_view, task,
 )  # fmt: skip
 
 

@@ -30,6 +30,9 @@ class UnservedByLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
     SetTemplate: Any = _refuse
     RemoveTemplate: Any = _refuse
     MoveExperiment: Any = _refuse
+    UpdateModel: Any = _refuse
+    UpdateModelVersion: Any = _refuse
+    SetModelAlias: Any = _refuse
     CreateUser: Any = _refuse
     UpdateUser: Any = _refuse
     EndSession: Any = _refuse

@@ -1,4 +1,4 @@
-"""Commands about workspaces, projects and templates.
+"""Commands about workspaces, projects, templates and models.
 
 Start: project.py
 """

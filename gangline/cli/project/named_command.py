@@ -1,4 +1,4 @@
-"""The commands that `gangline workspace` and `gangline project` share: create, edit, archive, unarchive and delete.
+"""The commands that `gangline workspace`, `project` and `model` share: create, edit, archive, unarchive and delete.
 
 `add_create` and `add_changes` add them to a group of commands, by the table of what sets the group apart.
 """
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gangline.domain.named_kind import NamedKind
 
 WorkspaceName = Annotated[str, typer.Argument(metavar="WORKSPACE", help="The name of the workspace.")]
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="The name of the model.")]
 ProjectName = Annotated[str, typer.Argument(metavar="PROJECT", help="The name of the project.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")]
 
@@ -107,7 +108,7 @@ def add_changes(app: typer.Typer, group: CommandGroup) -> None:
     def delete(names: Any, is_yes: Yes = False, is_json: Json = False) -> None:
         *_, name = astuple(names)
         what = f"{group.kind.noun} {name}{_place(group, names)}"
-        _confirm_deletion(f"{what}{group.deleted_with_it}", is_yes)
+        confirm_deletion(f"{what}{group.deleted_with_it}", is_yes)
         with connect() as client:
             _call(client, group, "delete", names, {})
         show({"name": name, "state": "DELETED"}, is_json, lambda: [f"deleted {what}"])
@@ -134,7 +135,7 @@ def _place(group: CommandGroup, names: Any) -> str:
     return f" of {group.kind.parent.noun} {parents[-1]}" if group.kind.parent is not None else ""
 
 
-def _confirm_deletion(what: str, is_yes: bool) -> None:
+def confirm_deletion(what: str, is_yes: bool) -> None:
     """Asks the user. Raises GanglineError `project.unconfirmed` where there is no terminal for the question."""
     if is_yes:
         return

@@ -23,16 +23,12 @@ def check_text_change(change: TextChange) -> None:
     if change == TextChange():
         raise invalid("texts.nothing", "nothing is to be changed; give a name, a description, notes or labels")
     if change.name is not None:
-        _check_line("texts.name", "the name", change.name, MAX_NAME_LENGTH)
+        check_line("texts.name", "the name", change.name, MAX_NAME_LENGTH)
     for label in (*change.add_labels, *change.remove_labels):
-        _check_line("texts.label", "a label", label, MAX_LABEL_LENGTH)
+        check_line("texts.label", "a label", label, MAX_LABEL_LENGTH)
     for what, text in (("description", change.description), ("notes", change.notes)):
-        if text is not None and len(text) > MAX_TEXT_LENGTH:
-            raise invalid(
-                "texts.too_long", f"{what}: {len(text)} characters, at most {MAX_TEXT_LENGTH} are allowed; shorten it"
-            )
-        if text is not None and not _is_storable(text):
-            raise invalid("texts.text", f"{what}: holds the character NUL or half a character; remove it")
+        if text is not None:
+            check_note(what, text)
 
 
 def merge_labels(labels: Iterable[str], change: TextChange) -> tuple[str, ...]:
@@ -43,7 +39,19 @@ def merge_labels(labels: Iterable[str], change: TextChange) -> tuple[str, ...]:
     return merged
 
 
-def _check_line(code: str, what: str, text: str, most: int) -> None:
+def check_note(what: str, text: str) -> None:
+    """Checks a text of several lines. what: the subject of the message. Raises GanglineError `texts.too_long`,
+    `texts.text`."""
+    if len(text) > MAX_TEXT_LENGTH:
+        raise invalid(
+            "texts.too_long", f"{what}: {len(text)} characters, at most {MAX_TEXT_LENGTH} are allowed; shorten it"
+        )
+    if not _is_storable(text):
+        raise invalid("texts.text", f"{what}: holds the character NUL or half a character; remove it")
+
+
+def check_line(code: str, what: str, text: str, most: int) -> None:
+    """Checks a text of one line. Raises GanglineError with this code. what: the subject of the message."""
     letter = find_unprintable(text)
     if letter is not None:
         raise invalid(code, f"{what} has the control character {letter}; use characters that can be printed")

@@ -1,4 +1,5 @@
-"""PURE: finds workspaces, projects and templates by their names, and makes the errors for names that do not exist.
+"""PURE: finds workspaces, projects, templates and models by their names, and makes the errors for names that do not
+exist.
 
 The SDK, the gateway and the leading scheduler use it, so that all refuse a name with the same message.
 """

@@ -55,8 +55,8 @@ def check_storage(storage_json: str) -> None:
 
 
 def check_name(kind: str, name: str) -> None:
-    """Checks the name of a workspace, a project or a template; kind is one of these words. Raises GanglineError
-    `<kind>.name`."""
+    """Checks the name of a workspace, a project, a template or a model; kind is one of these words. Raises
+    GanglineError `<kind>.name`."""
     letter = find_unprintable(name)
     if letter is not None:
         why = f"has the control character {letter}; use letters, digits, spaces and signs that can be printed"
@@ -71,11 +71,11 @@ def check_name(kind: str, name: str) -> None:
     raise invalid(f"{kind}.name", f"the name {_shown(name, letter)} of the {kind} {why}")
 
 
-def check_description(description: str) -> None:
-    """Checks the description of a project. Raises GanglineError `project.description`."""
+def check_description(kind: str, description: str) -> None:
+    """Checks the description of a project or a model. Raises GanglineError `<kind>.description`."""
     if len(description) > MAX_DESCRIPTION_LENGTH:
         raise invalid(
-            "project.description",
+            f"{kind}.description",
             f"the description has {len(description)} characters; give one with at most {MAX_DESCRIPTION_LENGTH}",
         )
 

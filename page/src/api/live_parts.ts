@@ -12,6 +12,7 @@ export interface Parts {
   experiments?: TablePart;
   trials?: TablePart & { experimentId?: number };
   agents?: boolean;
+  models?: boolean;
   queue?: boolean;
   /** Ids of trials whose new reports are sent. */
   metrics?: string[];
@@ -22,6 +23,7 @@ export interface Changes {
   experiments?: TableChanges;
   trials?: { rows: Record<string, unknown>[]; gone: string[] };
   agents?: { rows: Record<string, unknown>[]; gone: string[] };
+  models?: { rows: { id: number }[]; gone: number[] };
   queue?: { rows: Record<string, unknown>[]; gone: string[]; isWhole: boolean };
   metrics?: Record<string, unknown>[];
 }
@@ -34,6 +36,7 @@ export function joined(one: Parts, other: Parts): Parts | null {
   }
   const parts: Parts = { ...one, ...other };
   if (one.agents || other.agents) parts.agents = true;
+  if (one.models || other.models) parts.models = true;
   if (one.queue || other.queue) parts.queue = true;
   const metrics = [...new Set([...(one.metrics ?? []), ...(other.metrics ?? [])])];
   if (metrics.length > 0) parts.metrics = metrics;
@@ -68,6 +71,7 @@ export function parametersOf(parts: Parts): Record<string, string | number | boo
     ...(trials ? { trials: true, trialFilter: trials.filter, trialFields: trials.fields } : {}),
     ...(trials?.experimentId ? { experimentId: trials.experimentId } : {}),
     ...(parts.agents ? { agents: true } : {}),
+    ...(parts.models ? { models: true } : {}),
     ...(parts.queue ? { queue: true } : {}),
     ...(parts.metrics?.length ? { metrics: [...parts.metrics].sort() } : {}),
   };

@@ -7,6 +7,7 @@ import { formatBytes } from "../lib/bytes";
 import { count } from "../lib/text";
 import { Command, Confirm, CopyButton, Dialog, Empty, Loading, Name, Problem, Time } from "../parts/basic";
 import { Head, Same, TableFrame } from "../parts/form";
+import { RegisterDialog } from "../parts/register";
 import { href, place, setQuery } from "../router";
 import { user } from "../session";
 import { say } from "../toast";
@@ -19,6 +20,7 @@ export function Checkpoints() {
   const [text, isMine] = [query.get("text") ?? "", query.get("of") === "mine"];
   const offset = Number(query.get("offset") ?? 0);
   const [shown, setShown] = useState<Checkpoint | null>(null);
+  const [registered, setRegistered] = useState<Checkpoint | null>(null);
   const [deleted, setDeleted] = useState<Checkpoint | null>(null);
   const asked = {
     text,
@@ -71,6 +73,7 @@ export function Checkpoints() {
                   checkpoint={checkpoint}
                   owner={page.owners[checkpoint.experimentId] ?? ""}
                   show={() => setShown(checkpoint)}
+                  register={() => setRegistered(checkpoint)}
                   remove={() => setDeleted(checkpoint)}
                 />
               ))}
@@ -81,6 +84,7 @@ export function Checkpoints() {
       )}
       <Same command="gangline checkpoint list" />
       {shown === null ? null : <FilesDialog checkpoint={shown} onClose={() => setShown(null)} />}
+      {registered === null ? null : <RegisterDialog checkpointId={registered.id} onClose={() => setRegistered(null)} />}
       {deleted === null ? null : (
         <DeleteDialog
           checkpoint={deleted}
@@ -123,10 +127,11 @@ interface RowProps {
   checkpoint: Checkpoint;
   owner: string;
   show: () => void;
+  register: () => void;
   remove: () => void;
 }
 
-function Row({ checkpoint, owner, show, remove }: RowProps) {
+function Row({ checkpoint, owner, show, register, remove }: RowProps) {
   const mayDelete = user.value?.admin || user.value?.username === owner;
   const numBytes = Object.values(checkpoint.resources).reduce((sum, each) => sum + each, 0);
   return (
@@ -152,6 +157,11 @@ function Row({ checkpoint, owner, show, remove }: RowProps) {
           <button type="button" aria-label={`Files of ${checkpoint.id}`} onClick={show}>
             Files
           </button>
+          {checkpoint.state === "DELETING" ? null : (
+            <button type="button" aria-label={`Register ${checkpoint.id}`} onClick={register}>
+              Register
+            </button>
+          )}
           {checkpoint.state === "DELETING" ? null : mayDelete ? (
             <button type="button" class="danger" aria-label={`Delete ${checkpoint.id}`} onClick={remove}>
               Delete

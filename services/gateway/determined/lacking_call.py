@@ -6,6 +6,10 @@ from gangline.errors import GanglineError, not_found
 
 _NO_TASKS = "give slots to a program with: gangline cmd run -- COMMAND, or det cmd run COMMAND"
 _NO_GROUPS = "users see everything, and administrators may do everything: see docs/cluster.md"
+_MODELS = (
+    "Determined's calls about models are not served; the registry of models is used with: gangline model --help, or "
+    "with gangline.Client, as docs/models.md shows"
+)
 _NO_TRIAL = (
     "the processes of a trial talk to their trial runner alone; run the script by an experiment: gangline experiment "
     "create FILE FOLDER"
@@ -18,10 +22,8 @@ _BY_PREFIX = {
     "/api/v1/cleanup_logs": "old logs are deleted every hour, by log_retention_days of the gateway or of the "
     "experiment: gangline experiment set log-retention ID --days N",
     "/api/v1/tasks": f"this cannot be done with a task; {_NO_TASKS}; end a trial with: gangline trial kill ID",
-    "/api/v1/models": "there is no registry of models; a checkpoint has metadata and an id, and gangline checkpoint "
-    "download ID fetches it",
-    "/api/v1/model": "there is no registry of models; a checkpoint has metadata and an id, and gangline checkpoint "
-    "download ID fetches it",
+    "/api/v1/models": _MODELS,
+    "/api/v1/model": _MODELS,
     "/api/v1/tensorboards": "TensorBoard runs where you are, and reads through the gateway: gangline tensorboard ID",
     "/api/v1/generic-tasks": f"there are no generic tasks; {_NO_TASKS}",
     "/api/v1/users": "this cannot be done with a user here; see: gangline user --help",

@@ -39,6 +39,7 @@ PATH_EXAMPLES = {
     "path": "trainer.pth",
     "view_id": "5f0c1d7a9b3e4c62a1d8e07f4b9c2d36",
     "name": "four-slots",
+    "alias": "champion",
     "key": "a" * 64,
 }
 _JSON, _PROBLEM, _EVENTS = "application/json", "application/problem+json", "text/event-stream"

@@ -20,6 +20,7 @@ class Topic(StrEnum):
     TRIAL = "trial"  # with its allocations and its request
     TRIALS = "trials"  # an experiment's own record, from which the rows of all its trials have values
     AGENT = "agent"  # with the allocations on its slots
+    MODEL = "model"  # with its versions
     HOME = "home"  # workspaces and projects, whose names appear in rows of experiments
 
 

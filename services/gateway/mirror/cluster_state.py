@@ -15,6 +15,7 @@ from gangline.config.layer.secret import hide_default_secrets, hide_secrets
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
+from gangline.domain.registry import Model, ModelVersion
 from gangline.domain.resource import Agent, Cluster, Counter, ServiceInstance, count_deleted
 from gangline.domain.search import Search
 from gangline.domain.state import CheckpointState, State
@@ -108,6 +109,8 @@ class ClusterState:
         self.workspaces = RecordTable(keys.WORKSPACES, Workspace, keep=hide_default_secrets)
         self.projects = RecordTable(keys.PROJECTS, Project, keep=hide_default_secrets)
         self.templates = RecordTable(keys.TEMPLATES, Template, keep=hide_secrets)
+        self.models = RecordTable(keys.MODELS, Model)
+        self.model_versions = RecordTable(keys.MODEL_VERSIONS, ModelVersion, lambda version: version.model_id)
         self.instances = RecordTable(keys.ALIVE, ServiceInstance)
         # Keys whose present value cannot be read.
         self._unreadable_keys: set[str] = set()
@@ -117,7 +120,7 @@ class ClusterState:
         self._shelves: tuple[RecordTable[Any], ...] = (
             self.experiments, self.trials, self.searches, self.requests, self.allocations, self.agents,
             self.checkpoints, self.users, self.tokens, self.fusion, self.workspaces, self.projects, self.templates,
-            self.instances, self._leader, self._cluster, self._next_experiment,
+            self.models, self.model_versions, self.instances, self._leader, self._cluster, self._next_experiment,
         )  # fmt: skip
 
     @property
@@ -233,6 +236,10 @@ def entries_of(records: Iterable[object]) -> set[Entry]:
             entries.add((Topic.AGENT, record.id))
         elif isinstance(record, Workspace | Project):
             entries.add((Topic.HOME, type(record).__name__))
+        elif isinstance(record, Model):
+            entries.add((Topic.MODEL, record.id))
+        elif isinstance(record, ModelVersion):
+            entries.add((Topic.MODEL, record.model_id))
         else:
             entries |= {(Topic.EXPERIMENT, experiment_id) for experiment_id in _experiment_ids((record,))}
     return entries

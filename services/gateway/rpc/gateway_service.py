@@ -18,6 +18,7 @@ from gangline.v1 import gateway_pb2 as pb
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.rpc import mapping
 from services.gateway.rpc.project_calls import ProjectCalls
+from services.gateway.rpc.registry_calls import RegistryCalls
 from services.gateway.rpc.removal_calls import RemovalCalls
 from services.gateway.rpc.saved_view_calls import SavedViewCalls
 from services.gateway.rpc.task_calls import TaskCalls
@@ -26,7 +27,7 @@ from services.gateway.rpc.user_calls import UserCalls
 Context = Any
 
 
-class GatewayService(RemovalCalls, ProjectCalls, SavedViewCalls, TaskCalls, UserCalls):
+class GatewayService(RemovalCalls, ProjectCalls, RegistryCalls, SavedViewCalls, TaskCalls, UserCalls):
     """Serves the gateway's calls. services.common.server authenticates callers and maps errors to statuses."""
 
     async def UploadCode(

@@ -41,6 +41,7 @@ from services.gateway.usecase.output import Outputs
 from services.gateway.usecase.project import Projects
 from services.gateway.usecase.queue import JobQueue
 from services.gateway.usecase.queue_preview import QueuePreview
+from services.gateway.usecase.registry import Registry
 from services.gateway.usecase.removal import Removals
 from services.gateway.usecase.runner.code import CodeDelivery
 from services.gateway.usecase.runner.ingest import Ingest
@@ -140,6 +141,10 @@ class UserCases:
     @property
     def projects(self) -> Projects:
         return Projects(self.caller, self._shared.mirror, self._shared.leader)
+
+    @property
+    def registry(self) -> Registry:
+        return Registry(self.caller, self._shared.mirror, self._shared.leader)
 
     @property
     def records(self) -> HistoryRecords:

@@ -35,6 +35,7 @@ from services.common import keys
 from services.gateway.leader.leader_client import Leader, read_experiment
 from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
+from services.gateway.usecase.shared.confirming import find_confirmed
 from services.gateway.usecase.shared.parsing import read_text
 
 T = TypeVar("T")
@@ -200,15 +201,8 @@ class Projects:
         return read_experiment(answer.experiment)
 
     async def _found(self, find: Callable[[], T], key: str = keys.NEXT_PROJECT) -> T:
-        """Returns what the function finds. A record that the mirror lacks may be new, so the mirror is brought up to
-        date for `key` first: every creation changes the counter of ids."""
-        try:
-            return find()
-        except GanglineError as error:
-            if error.kind is not ErrorKind.NOT_FOUND:
-                raise
-        await self._mirror.confirm(key)
-        return find()
+        """Returns what `find_confirmed` returns. Every creation changes the counter of ids."""
+        return await find_confirmed(self._mirror, find, key)
 
     def _workspaces(self) -> list[Workspace]:
         return list(self._mirror.state.workspaces.all()) or [DEFAULT_WORKSPACE]
@@ -256,7 +250,7 @@ def _checked(kind: str, change: ProjectChange | None) -> project_pb2.ProjectChan
         return None
     if change.name is not None:
         check_name(kind, change.name)
-    check_description(change.description or "")
+    check_description(kind, change.description or "")
     if change.checkpoint_storage_json:
         check_storage(change.checkpoint_storage_json)
     message: project_pb2.ProjectChange = wire.to_proto(change)

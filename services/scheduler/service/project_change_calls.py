@@ -85,7 +85,7 @@ class ProjectChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         require_cluster()
         term = self._leader_status.require(request.user)
         if action is None:
-            text = f"{request.action} is no action of a workspace or a project that this version knows"
+            text = f"{request.action} is no action of a {kind.noun} that this version knows"
             raise invalid("request.action", text)
         caller = Caller(request.user, request.is_admin, request.request_id)
         pool_names = frozenset(pool.name for pool in term.pools)

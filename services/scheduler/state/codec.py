@@ -8,6 +8,7 @@ from typing import Any
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, ProjectCounter, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
+from gangline.domain.registry import Model, ModelVersion
 from gangline.domain.resource import Agent, Cluster, Counter
 from gangline.domain.search import Search, SearchLog
 from gangline.domain.user import AccessToken, User, UserCounter
@@ -31,6 +32,8 @@ _KEY_OF: dict[type[Any], Callable[[Any], str]] = {
     Workspace: keys.workspace,
     Project: keys.project,
     Template: keys.template,
+    Model: keys.model,
+    ModelVersion: keys.model_version,
     Counter: lambda _: keys.NEXT_EXPERIMENT,
     ProjectCounter: lambda _: keys.NEXT_PROJECT,
     UserCounter: lambda _: keys.NEXT_USER,
@@ -51,6 +54,8 @@ _KIND_OF_PREFIX: dict[str, type[Any]] = {
     keys.WORKSPACES: Workspace,
     keys.PROJECTS: Project,
     keys.TEMPLATES: Template,
+    keys.MODELS: Model,
+    keys.MODEL_VERSIONS: ModelVersion,
     keys.NEXT_EXPERIMENT: Counter,
     keys.NEXT_PROJECT: ProjectCounter,
     keys.NEXT_USER: UserCounter,
@@ -62,6 +67,7 @@ _ID_OF_SUFFIX: dict[type[Any], Callable[[str], Id]] = {
     Search: int,
     Workspace: int,
     Project: int,
+    Model: int,
     AccessToken: int,
     Counter: lambda _: SINGLETON,
     ProjectCounter: lambda _: SINGLETON,

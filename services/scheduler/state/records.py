@@ -16,6 +16,7 @@ from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, ProjectCounter, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import absent, allocation_id
+from gangline.domain.registry import Model, ModelVersion
 from gangline.domain.resource import Agent, Cluster, Counter, count_deleted
 from gangline.domain.search import Search, SearchLog
 from gangline.domain.state import State
@@ -37,6 +38,8 @@ Record = (
     | Workspace
     | Project
     | Template
+    | Model
+    | ModelVersion
     | ProjectCounter
     | AccessToken
     | UserCounter
@@ -129,6 +132,10 @@ class Records(Protocol):
         """Returns the experiments whose trials begin from this checkpoint of another one, but for ended ones."""
         ...
 
+    def versions_of_checkpoint(self, checkpoint_id: str) -> list[ModelVersion]:
+        """Returns the versions of models that name this checkpoint, ordered by id."""
+        ...
+
 
 def get(records: Records, record_type: type[R], record_id: Id) -> R:
     """Returns the record. Raises GanglineError `<record type>.not_found`."""
@@ -171,6 +178,7 @@ class SchedulerState:
     _deleted_code: dict[str, int] = field(default_factory=dict)
     _num_deleted_before: int = 0
     _beginning_ids: defaultdict[str, set[int]] = field(default_factory=_sets)
+    _version_ids: defaultdict[str, set[str]] = field(default_factory=_sets)  # by the checkpoint that they name
     num_changes: int = 0  # number of changes of experiments' records since the state was made
     _changed: dict[int, int] = field(default_factory=dict)
 
@@ -227,6 +235,9 @@ class SchedulerState:
         experiments = (self.find(Experiment, key) for key in sorted(self._beginning_ids.get(checkpoint_id, ())))
         return [item for item in experiments if item is not None and item.state is not State.TERMINAL]
 
+    def versions_of_checkpoint(self, checkpoint_id: str) -> list[ModelVersion]:
+        return [self.tables[ModelVersion][key] for key in sorted(self._version_ids.get(checkpoint_id, ()))]
+
     def changed_since(self, num_changes: int) -> Iterator[int]:
         """Yields the experiments of which a record changed after the count of changes was `num_changes`, the latest
         first.
@@ -272,6 +283,8 @@ class SchedulerState:
             case Search():
                 if record.source_checkpoint_id:
                     self._beginning_ids[record.source_checkpoint_id].add(record.experiment_id)
+            case ModelVersion():
+                self._version_ids[record.checkpoint_id].add(record.id)
             case Experiment():
                 if record.request_id:
                     self._experiment_ids[record.request_id] = record.id
@@ -291,6 +304,8 @@ class SchedulerState:
             case Search():
                 if record.source_checkpoint_id:
                     self._beginning_ids[record.source_checkpoint_id].discard(record.experiment_id)
+            case ModelVersion():
+                self._version_ids[record.checkpoint_id].discard(record.id)
             case Experiment():
                 self._trial_ids.pop(record.id, None)
                 self._unended_ids.pop(record.id, None)
@@ -409,3 +424,9 @@ class Draft:
         ids |= {search.experiment_id for search in new if search.source_checkpoint_id == checkpoint_id}
         experiments = (self.find(Experiment, experiment_id) for experiment_id in sorted(ids))
         return [item for item in experiments if item is not None and item.state is not State.TERMINAL]
+
+    def versions_of_checkpoint(self, checkpoint_id: str) -> list[ModelVersion]:
+        there = {version.id: version for version in self._base.versions_of_checkpoint(checkpoint_id)}
+        new = (record for record in self._puts.values() if isinstance(record, ModelVersion))
+        there |= {version.id: version for version in new if version.checkpoint_id == checkpoint_id}
+        return [there[key] for key in sorted(there) if (ModelVersion, key) not in self._deletes]

@@ -2,16 +2,18 @@
 
 A checkpoint that is not needed is marked: because its experiment keeps better or later ones, or because a user deletes
 it. Gateways delete the files of marked checkpoints and report that; only then the record goes. The checkpoint that a
-trial may continue from, and the one that a live allocation has started from, are never marked; so every unmarked
-checkpoint can be loaded (I6).
+trial may continue from, the one that a live allocation has started from, and those that versions of models name are
+never marked; so every unmarked checkpoint can be loaded (I6).
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.registry import Model
 from gangline.domain.state import CheckpointState, State
 from gangline.errors import conflict, invalid, not_found
 from services.scheduler.state.records import Draft, Records, StateChange, live_allocation_of
@@ -55,6 +57,7 @@ def find_unkept(records: Records, trials: Sequence[Trial], retention: Retention)
     ]
     needed = {checkpoint_id for trial in trials for checkpoint_id in needed_by(records, trial)}
     needed |= {checkpoint.id for checkpoint in checkpoints if records.experiments_beginning_from(checkpoint.id)}
+    needed |= {checkpoint.id for checkpoint in checkpoints if records.versions_of_checkpoint(checkpoint.id)}
     return find_superfluous(checkpoints, retention, needed)
 
 
@@ -71,7 +74,8 @@ def abandoned(records: Records, checkpoint: Checkpoint) -> StateChange:
 def delete_checkpoints(records: Records, checkpoint_ids: Sequence[str], request_id: str) -> StateChange:
     """Marks the named checkpoints, all or none. A retry with the same request id changes nothing.
 
-    Raises GanglineError `checkpoint.too_many`, `checkpoint.not_found`, `checkpoint.deleting`, `checkpoint.needed`.
+    Raises GanglineError `checkpoint.too_many`, `checkpoint.not_found`, `checkpoint.deleting`, `checkpoint.needed`,
+    `checkpoint.registered`.
     """
     if len(checkpoint_ids) > MAX_NAMED:
         text = f"{len(checkpoint_ids)} checkpoints cannot be deleted at once; name at most {MAX_NAMED}"
@@ -158,6 +162,7 @@ def _check_deletable(records: Records, checkpoint: Checkpoint) -> None:
             f"for its end, or end it with: gangline trial kill {trial.id}",
         )
     check_not_begun_from(records, checkpoint.id)
+    check_not_registered(records, checkpoint.id)
 
 
 def check_not_begun_from(records: Records, checkpoint_id: str) -> None:
@@ -167,4 +172,16 @@ def check_not_begun_from(records: Records, checkpoint_id: str) -> None:
             "checkpoint.needed",
             f"the trials of experiment {experiment.id} begin from checkpoint {checkpoint_id}, so nothing was deleted; "
             f"wait for its end, or end it with: gangline experiment kill {experiment.id}",
+        )
+
+
+def check_not_registered(records: Records, checkpoint_id: str) -> None:
+    """Raises GanglineError `checkpoint.registered` while a version of a model names the checkpoint."""
+    for version in records.versions_of_checkpoint(checkpoint_id):
+        model = records.find(Model, version.model_id)
+        name = model.name if model is not None else str(version.model_id)
+        raise conflict(
+            "checkpoint.registered",
+            f"checkpoint {checkpoint_id} is version {version.number} of model {name!r}, so nothing was deleted; remove "
+            f"the version first with: gangline model delete-version {shlex.quote(name)} {version.number}",
         )

@@ -19,7 +19,13 @@ from gangline.domain.search import Search, SearchLog, search_log_id
 from gangline.domain.state import CheckpointState, DeletionStage, State
 from gangline.errors import conflict
 from services.scheduler.state.records import SINGLETON, Draft, Records, Reference, StateChange, get
-from services.scheduler.transition.checkpoint import MAX_MARKED, check_not_begun_from, marked, needed_by
+from services.scheduler.transition.checkpoint import (
+    MAX_MARKED,
+    check_not_begun_from,
+    check_not_registered,
+    marked,
+    needed_by,
+)
 
 # Records in one transaction, which etcd limits to 128 operations.
 MAX_REMOVED = 100
@@ -40,7 +46,8 @@ def delete_experiment(records: Records, experiment_id: int) -> StateChange:
     """Begins to delete an ended experiment. One that is being deleted, or was deleted, changes nothing.
 
     Raises GanglineError `experiment.not_found`, `experiment.not_ended`, and `experiment.needed` or
-    `checkpoint.needed` while a trial of another experiment goes on, or begins, from one of its checkpoints.
+    `checkpoint.needed` while a trial of another experiment goes on, or begins, from one of its checkpoints, and
+    `checkpoint.registered` while a version of a model names one.
     """
     experiment = records.find(Experiment, experiment_id)
     if experiment is None:
@@ -137,6 +144,7 @@ def _check_not_needed(records: Records, experiment: Experiment) -> None:
         return
     for checkpoint_id in sorted(own_ids):
         check_not_begun_from(records, checkpoint_id)
+        check_not_registered(records, checkpoint_id)
     for trial in records.all_of(Trial):
         if trial.state is State.TERMINAL or trial.experiment_id == experiment.id:
             continue

@@ -162,7 +162,7 @@ def test_the_second_of_two_users_learns_who_was_first() -> None:
         (ProjectChange(name=""), "workspace.name"),
         (ProjectChange(resource_pool="big"), "pool.not_found"),
         (ProjectChange(template="bas"), "template.not_found"),
-        (ProjectChange(description="x" * 1001), "project.description"),
+        (ProjectChange(description="x" * 1001), "workspace.description"),
         (ProjectChange(checkpoint_storage_json='{"bukket": "b"}'), "config.unknown_key"),
     ],
 )

@@ -5,6 +5,7 @@ import { addressOf, api, download, type Schemas } from "../../api/client";
 import { useLive } from "../../api/live";
 import { formatBytes } from "../../lib/text";
 import { Command, Confirm, CopyButton, Empty, Loading, Problem, Time } from "../../parts/basic";
+import { RegisterDialog } from "../../parts/register";
 import { href } from "../../router";
 import { complain, say } from "../../toast";
 
@@ -16,6 +17,7 @@ const REFRESH_SECONDS = 5;
 export function Checkpoints({ experimentId, trialId }: { experimentId: number; trialId: string }) {
   const [limit, setLimit] = useState(PAGE);
   const [asked, setAsked] = useState<Checkpoint | null>(null);
+  const [registered, setRegistered] = useState<Checkpoint | null>(null);
   const live = useLive(
     `${experimentId} ${limit}`,
     (signal) =>
@@ -49,7 +51,12 @@ export function Checkpoints({ experimentId, trialId }: { experimentId: number; t
       <ul class="plain cards">
         {shown.map((each) => (
           <li key={each.id}>
-            <CheckpointCard checkpoint={each} hasTrial={trialId === ""} onDelete={() => setAsked(each)} />
+            <CheckpointCard
+              checkpoint={each}
+              hasTrial={trialId === ""}
+              onRegister={() => setRegistered(each)}
+              onDelete={() => setAsked(each)}
+            />
           </li>
         ))}
       </ul>
@@ -58,6 +65,7 @@ export function Checkpoints({ experimentId, trialId }: { experimentId: number; t
           Show more of {total}
         </button>
       ) : null}
+      {registered === null ? null : <RegisterDialog checkpointId={registered.id} onClose={() => setRegistered(null)} />}
       {asked === null ? null : (
         <Confirm title="Delete this checkpoint?" action="Delete" onConfirm={remove} onClose={() => setAsked(null)}>
           <p>Its files are deleted for good.</p>
@@ -73,10 +81,11 @@ export function Checkpoints({ experimentId, trialId }: { experimentId: number; t
 interface CardProps {
   checkpoint: Checkpoint;
   hasTrial: boolean;
+  onRegister: () => void;
   onDelete: () => void;
 }
 
-function CheckpointCard({ checkpoint, hasTrial, onDelete }: CardProps) {
+function CheckpointCard({ checkpoint, hasTrial, onRegister, onDelete }: CardProps) {
   const files = Object.entries(checkpoint.resources);
   const numBytes = files.reduce((sum, [, size]) => sum + size, 0);
   return (
@@ -88,6 +97,9 @@ function CheckpointCard({ checkpoint, hasTrial, onDelete }: CardProps) {
         <span>{checkpoint.state}</span>
         <code>{checkpoint.id}</code>
         <CopyButton text={checkpoint.id} label={`the id of checkpoint ${checkpoint.id}`} />
+        <button type="button" disabled={checkpoint.state !== "COMPLETED"} onClick={onRegister}>
+          Register
+        </button>
         <button type="button" class="danger" disabled={checkpoint.state !== "COMPLETED"} onClick={onDelete}>
           Delete
         </button>

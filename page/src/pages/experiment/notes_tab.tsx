@@ -1,13 +1,10 @@
 /** The notes of an experiment: Markdown, shown as it will look beside the text. */
 
-import { type ComponentChildren, h } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { api, type Schemas } from "../../api/client";
-import type { Markup } from "../../lib/markdown";
 import { Command, Empty } from "../../parts/basic";
+import { Markdown } from "../../parts/markdown";
 import { complain, say } from "../../toast";
-
-type Render = typeof import("../../lib/markdown").renderMarkdown;
 
 export function Notes({ id, notes }: { id: number; notes: string }) {
   const [text, setText] = useState<string | null>(null);
@@ -52,22 +49,4 @@ export function Notes({ id, notes }: { id: number; notes: string }) {
       {shown === "" ? <Empty>There are no notes yet.</Empty> : <Markdown text={shown} />}
     </div>
   );
-}
-
-function Markdown({ text }: { text: string }) {
-  const [render, setRender] = useState<{ call: Render } | null>(null);
-  useEffect(() => {
-    import("../../lib/markdown").then(({ renderMarkdown }) => setRender({ call: renderMarkdown }), complain);
-  }, []);
-  return (
-    <article class="notes" aria-label="The notes as they are shown">
-      {render === null ? null : elementsOf(render.call(text))}
-    </article>
-  );
-}
-
-function elementsOf(markup: Markup): ComponentChildren {
-  if (markup === null || typeof markup === "string") return markup;
-  if (Array.isArray(markup)) return markup.map(elementsOf);
-  return h(markup.name, markup.properties, markup.children.map(elementsOf));
 }

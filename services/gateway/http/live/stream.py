@@ -25,6 +25,7 @@ from services.gateway.http.live.metrics_feed import MetricsFeed
 from services.gateway.http.live.queue_feed import QueueFeed
 from services.gateway.http.live.shared_text import SharedTexts
 from services.gateway.http.live.subscription import Subscription, TablePart
+from services.gateway.http.registry import Model
 from services.gateway.mirror.change_log import Topic
 from services.gateway.table.table import TableName, TableView, values_of
 from services.gateway.usecase.bundle import UserCases
@@ -182,22 +183,25 @@ class Stream:
         return (f"{{{parts}}}" if parts else parts), after
 
     def _of_mirror(self, cursor: Cursor) -> tuple[str | None, Cursor]:
-        """Returns the parts about tables and agents, joined by commas."""
+        """Returns the parts about tables, agents and models, joined by commas."""
         revision = self._changes.revision
         if revision == cursor.revision:
             return "", cursor
         after = replace(cursor, revision=revision)
         changed = self._changes.since(cursor.revision)
         if changed is None or len(changed) > MAX_ROWS or any(topic is Topic.HOME for (topic, _), _ in changed):
-            return (None if self._tables or self._wanted.agents else ""), after
+            return (None if self._tables or self._wanted.agents or self._wanted.models else ""), after
         if any(len(table.revision_by_id(changed)) * len(table.part.fields) > MAX_VALUES for table in self._tables):
             return None, after
-        key = ("event", *(table.key for table in self._tables), self._wanted.agents, cursor.revision, revision)
+        wanted = (self._wanted.agents, self._wanted.models)
+        key = ("event", *(table.key for table in self._tables), *wanted, cursor.revision, revision)
         return self._hub.texts.get(key, lambda: self._write(changed)), after
 
     def _write(self, changed: list[tuple[tuple[Topic, int | str], int]]) -> str:
         parts = [part for table in self._tables if (part := self._write_table(table, changed))]
         if self._wanted.agents and (part := self._write_agents(changed)):
+            parts.append(part)
+        if self._wanted.models and (part := self._write_models(changed)):
             parts.append(part)
         return ",".join(parts)
 
@@ -228,6 +232,14 @@ class Stream:
             for allocation_id, holder in self._cases.agents.holders(shown).items()
         }
         return f'"agents":{{"rows":[{rows}],"gone":{_json(gone)},"holders":{_json(holders)}}}'
+
+    def _write_models(self, changed: list[tuple[tuple[Topic, int | str], int]]) -> str:
+        ids = {int(id_) for (topic, id_), _ in changed if topic is Topic.MODEL}
+        if not ids:
+            return ""
+        views = self._cases.registry.find_models(ids)
+        rows = ",".join(Model.model_validate(view).model_dump_json(by_alias=True) for view in views)
+        return f'"models":{{"rows":[{rows}],"gone":{_json(sorted(ids - {view.model.id for view in views}))}}}'
 
 
 def _reset(after: Cursor) -> ServerSentEvent:

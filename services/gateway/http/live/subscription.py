@@ -40,6 +40,7 @@ class Subscription:
         int, Query(alias="experimentId", ge=0, le=INT64_MAX, description="Only trials of this experiment")
     ] = 0
     agents: Annotated[bool, Query(description="Changed agents, with who holds their slots")] = False
+    models: Annotated[bool, Query(description="Changed models, also those whose versions changed")] = False
     queue: Annotated[bool, Query(description="Changed jobs, with their places and reasons")] = False
     metrics: Annotated[tuple[str, ...], Query(description="Ids of trials whose new reports are sent")] = ()
     from_cursor: Annotated[

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gangline.domain.experiment import Experiment, Project, Template, Workspace
+from gangline.domain.registry import Model
 from gangline.domain.user import (
     CLUSTER_NAME,
     EndedSession,
@@ -212,7 +213,9 @@ def _check_free(records: Records, name: str, own_name: str = "") -> None:
 
 def _check_owns_nothing(records: Records, user: User) -> None:
     """Experiments name their owner, and are too many for one change."""
-    owned: tuple[type[Experiment | Workspace | Project | Template], ...] = (Experiment, Workspace, Project, Template)
+    owned: tuple[type[Experiment | Workspace | Project | Template | Model], ...] = (
+        Experiment, Workspace, Project, Template, Model,
+    )  # fmt: skip
     for kind in owned:
         count = sum(record.owner == user.name for record in records.all_of(kind))
         if count:

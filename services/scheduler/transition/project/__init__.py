@@ -1,4 +1,4 @@
-"""PURE: changes of workspaces, projects and templates, and the project of an experiment.
+"""PURE: changes of workspaces, projects, templates and models, and the project of an experiment.
 
 Start: rule.py
 """

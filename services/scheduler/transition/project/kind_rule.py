@@ -1,19 +1,23 @@
-"""PURE: the leader's rules for single fields of workspaces, projects and templates, and for their deletion.
+"""PURE: the leader's rules for single fields of workspaces, projects, templates and models, and for their deletion.
 
 A new kind of named records adds the rules of its fields to `_FIELD_RULES`, and what keeps it to `delete_named`.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from gangline.config.layer.lookup import find_named
+from gangline.config.layer.experiment_text import check_text_change, merge_labels
+from gangline.config.layer.lookup import check_unarchived, find_named
+from gangline.config.layer.registry_check import check_metadata, check_notes
 from gangline.config.layer.secret import restore_default_secrets, restore_secrets
 from gangline.config.layer.template_check import check_description, check_storage, check_template
-from gangline.domain.experiment import Experiment, Project, ProjectDefaults, Template, Workspace
-from gangline.domain.named_kind import KINDS, TEMPLATE, N, NamedKind
+from gangline.domain.experiment import Experiment, Project, ProjectDefaults, Template, TextChange, Workspace
+from gangline.domain.named_kind import KINDS, TEMPLATE, WORKSPACE, N, NamedKind
+from gangline.domain.registry import Model, ModelVersion
 from gangline.errors import conflict, not_found
 from services.scheduler.state.records import Draft, Records
 from services.scheduler.transition.project.rule import NamedChange
@@ -27,7 +31,8 @@ def with_fields(records: Records, asked: NamedChange, record: Any) -> Any:
     """Returns the record with the values of its fields. Checks all values but the name, also those of fields that the
     kind does not have. A masked secret keeps its present value.
 
-    Raises GanglineError `pool.not_found`, `template.not_found`, `project.description`, `config.*`.
+    Raises GanglineError `pool.not_found`, `template.not_found`, `<kind>.description`, `config.*`, `texts.*`,
+    `model.metadata`, `document.invalid`, and `workspace.*` for the workspace of a model.
     """
     settled = dict(asked.wanted)
     for name, settle in _FIELD_RULES.items():
@@ -45,7 +50,8 @@ def with_fields(records: Records, asked: NamedChange, record: Any) -> Any:
 def delete_named(draft: Draft, kind: NamedKind[N], record: N) -> None:
     """Deletes the record together with the records that it holds.
 
-    Raises GanglineError `<kind>.not_empty` while experiments are in it, and `template.needed` for a default.
+    Raises GanglineError `<kind>.not_empty` while experiments, models or versions are in it, and `template.needed` for a
+    default.
     """
     held = [
         (inner, child)
@@ -55,6 +61,10 @@ def delete_named(draft: Draft, kind: NamedKind[N], record: N) -> None:
         if inner.parent_id_of(child) == kind.key_of(record)
     ]
     _check_no_experiments(draft, kind, record, [child for _, child in held])
+    if isinstance(record, Workspace):
+        _check_no_models(draft, record)
+    if isinstance(record, Model):
+        _check_no_versions(draft, record)
     if len(held) > MAX_HELD_DELETED:
         noun = held[0][0].noun
         raise conflict(
@@ -81,6 +91,27 @@ def _check_no_experiments(records: Records, kind: NamedKind[N], record: N, held:
         )
 
 
+def _check_no_models(records: Records, workspace: Workspace) -> None:
+    models = [model for model in records.all_of(Model) if model.workspace_id == workspace.id]
+    if models:
+        raise conflict(
+            "workspace.not_empty",
+            f"workspace {workspace.name!r} holds {len(models)} model{'' if len(models) == 1 else 's'}, such as "
+            f"{models[0].name!r}, so it was not deleted; delete them, or move them with: gangline model edit NAME "
+            "--workspace",
+        )
+
+
+def _check_no_versions(records: Records, model: Model) -> None:
+    numbers = [version.number for version in records.all_of(ModelVersion) if version.model_id == model.id]
+    if numbers:
+        raise conflict(
+            "model.not_empty",
+            f"model {model.name!r} has {len(numbers)} version{'' if len(numbers) == 1 else 's'}, so it was not "
+            f"deleted; delete them first with: gangline model delete-version {shlex.quote(model.name)} {max(numbers)}",
+        )
+
+
 def _check_no_default(records: Records, template: Template) -> None:
     holders: list[Workspace | Project] = [*records.all_of(Workspace), *records.all_of(Project)]
     for holder in holders:
@@ -93,8 +124,8 @@ def _check_no_default(records: Records, template: Template) -> None:
             )
 
 
-def _description(wanted: str, _present: Any, _records: Records, _asked: NamedChange) -> str:
-    check_description(wanted)
+def _description(wanted: str, _present: Any, _records: Records, asked: NamedChange) -> str:
+    check_description(asked.kind.noun, wanted)
     return wanted
 
 
@@ -119,11 +150,37 @@ def _settings(wanted: str, present: Template, _records: Records, _asked: NamedCh
     return restore_secrets(wanted, [present.config_json])
 
 
+def _notes(wanted: str, _present: Any, _records: Records, _asked: NamedChange) -> str:
+    check_notes(wanted)
+    return wanted
+
+
+def _workspace_id(wanted: str, _present: Any, records: Records, _asked: NamedChange) -> int:
+    """wanted: the name of the workspace."""
+    workspace = find_named(WORKSPACE, wanted, records.all_of(Workspace))
+    check_unarchived(WORKSPACE, workspace)
+    return workspace.id
+
+
+def _metadata(wanted: str, _present: Any, _records: Records, asked: NamedChange) -> str:
+    check_metadata(wanted, f"the metadata of the {asked.kind.noun}")
+    return wanted
+
+
+def _labels(wanted: TextChange, present: Model, _records: Records, _asked: NamedChange) -> tuple[str, ...]:
+    check_text_change(wanted)
+    return merge_labels(present.labels, wanted)
+
+
 # By the name of a field in a change. Each function returns the value to store; they are called in this order.
-_FIELD_RULES: Mapping[str, Callable[[str, Any, Records, NamedChange], str]] = {
+_FIELD_RULES: Mapping[str, Callable[[Any, Any, Records, NamedChange], Any]] = {
     "description": _description,
     "resource_pool": _pool,
     "template": _template,
     "checkpoint_storage_json": _storage,
     "config_json": _settings,
+    "notes": _notes,
+    "workspace_id": _workspace_id,
+    "metadata_json": _metadata,
+    "labels": _labels,
 }

@@ -1,4 +1,5 @@
-"""PURE: creates, edits, archives, unarchives and deletes workspaces, projects and templates, by the row of their kind.
+"""PURE: creates, edits, archives, unarchives and deletes workspaces, projects, templates and models, by the row of
+their kind.
 
 The calls of the service use it. `kind_rule.py` has the leader's rules for single fields and for deletions.
 """

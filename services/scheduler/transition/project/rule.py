@@ -1,4 +1,5 @@
-"""PURE: the requests for changes of users, workspaces, projects and templates: who may make them, and repeated ones."""
+"""PURE: the requests for changes of users, workspaces, projects, templates and models: who may make them, and
+repeated ones."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class NamedChange:
     pool_names: Collection[str]
     now: float
     key: int | str = 0  # id of the record, or its name for a kind without ids; 0 for a new record that gets an id
-    wanted: Mapping[str, str] = field(default_factory=dict)  # the name and the values of fields to set
+    wanted: Mapping[str, Any] = field(default_factory=dict)  # the name and the values of fields to set
     parent_id: int = 0  # id of the record that holds a new one; 0 for a kind without parents
 
 
