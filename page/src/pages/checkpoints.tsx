@@ -8,7 +8,7 @@ import { count } from "../lib/text";
 import { Command, Confirm, CopyButton, Dialog, Empty, Loading, Name, Problem, Time } from "../parts/basic";
 import { Head, Same, TableFrame } from "../parts/form";
 import { href, place, setQuery } from "../router";
-import { user } from "../session";
+import { hasRightsOf, user } from "../session";
 import { say } from "../toast";
 
 type Checkpoint = Schemas["Checkpoint"];
@@ -127,7 +127,7 @@ interface RowProps {
 }
 
 function Row({ checkpoint, owner, show, remove }: RowProps) {
-  const mayDelete = user.value?.admin || user.value?.username === owner;
+  const mayDelete = hasRightsOf(owner);
   const numBytes = Object.values(checkpoint.resources).reduce((sum, each) => sum + each, 0);
   return (
     <tr>

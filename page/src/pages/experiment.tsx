@@ -42,8 +42,12 @@ export function Experiment({ ids }: ViewProps) {
           { id: "curves", title: "Learning curves", show: () => <Curves row={row} /> },
           { id: "search", title: "Search", show: () => <Search study={study} /> },
           { id: "config", title: "Configuration", show: () => <Configuration study={study} /> },
-          { id: "code", title: "Code", show: () => <Code id={id} /> },
-          { id: "checkpoints", title: "Checkpoints", show: () => <Checkpoints experimentId={id} trialId="" /> },
+          { id: "code", title: "Code", show: () => <Code id={id} owner={row.owner} /> },
+          {
+            id: "checkpoints",
+            title: "Checkpoints",
+            show: () => <Checkpoints experimentId={id} trialId="" owner={row.owner} />,
+          },
           { id: "logs", title: "Logs", show: () => <LogView of="experiments" id={String(id)} /> },
           { id: "notes", title: "Notes", show: () => <Notes id={id} notes={row.notes ?? ""} /> },
         ]}

@@ -24,6 +24,7 @@ export function Trial({ ids }: ViewProps) {
     api.get("/api/v1/trials/{trial_id}", { parts: { trial_id: id } }).then(setLatest, () => live.reload());
   const fields = "state,outcome,restarts,attempts,best,latestCheckpoint,warning";
   useChanges({ trials: true, experimentId, trialFilter: `id = "${id}"`, trialFields: fields }, reload, reload);
+  const owner = useOwner(experimentId);
   const view = latest ?? live.value;
   if (view === null) return live.error === null ? <Loading /> : <Problem error={live.error} />;
   const { trial } = view;
@@ -48,12 +49,23 @@ export function Trial({ ids }: ViewProps) {
           {
             id: "checkpoints",
             title: "Checkpoints",
-            show: () => <Checkpoints experimentId={trial.experimentId} trialId={id} />,
+            show: () => <Checkpoints experimentId={trial.experimentId} trialId={id} owner={owner} />,
           },
         ]}
       />
     </>
   );
+}
+
+/** The owner of an experiment; null until it is known. */
+function useOwner(experimentId: number): string | null {
+  const key = `owner of ${experimentId}`;
+  const load = (signal: AbortSignal) => {
+    const query = { filter: `id = ${experimentId}`, fields: "owner" };
+    return api.get("/api/v1/tables/{table}", { parts: { table: "experiments" }, query, signal });
+  };
+  const owner = useLive(key, load, 0).value?.rows[0]?.owner;
+  return typeof owner === "string" ? owner : null;
 }
 
 function Kill({ view, onDone }: { view: TrialView; onDone: () => void }) {

@@ -6,14 +6,23 @@ import { useLive } from "../../api/live";
 import { formatBytes } from "../../lib/text";
 import { Command, Confirm, CopyButton, Empty, Loading, Problem, Time } from "../../parts/basic";
 import { href } from "../../router";
+import { hasRightsOf } from "../../session";
 import { complain, say } from "../../toast";
 
 type Checkpoint = Schemas["Checkpoint"];
 const PAGE = 50;
 const REFRESH_SECONDS = 5;
 
-/** trialId: only those of this trial; empty for all of the experiment. */
-export function Checkpoints({ experimentId, trialId }: { experimentId: number; trialId: string }) {
+interface Props {
+  experimentId: number;
+  /** Only those of this trial; empty for all of the experiment. */
+  trialId: string;
+  /** Of the experiment; null until it is known. */
+  owner: string | null;
+}
+
+export function Checkpoints({ experimentId, trialId, owner }: Props) {
+  const mayDelete = owner !== null && hasRightsOf(owner);
   const [limit, setLimit] = useState(PAGE);
   const [asked, setAsked] = useState<Checkpoint | null>(null);
   const live = useLive(
@@ -46,10 +55,17 @@ export function Checkpoints({ experimentId, trialId }: { experimentId: number; t
   }
   return (
     <>
+      {mayDelete || owner === null ? null : (
+        <p class="quiet">Only {owner} and administrators delete these checkpoints.</p>
+      )}
       <ul class="plain cards">
         {shown.map((each) => (
           <li key={each.id}>
-            <CheckpointCard checkpoint={each} hasTrial={trialId === ""} onDelete={() => setAsked(each)} />
+            <CheckpointCard
+              checkpoint={each}
+              hasTrial={trialId === ""}
+              onDelete={mayDelete ? () => setAsked(each) : null}
+            />
           </li>
         ))}
       </ul>
@@ -73,7 +89,8 @@ export function Checkpoints({ experimentId, trialId }: { experimentId: number; t
 interface CardProps {
   checkpoint: Checkpoint;
   hasTrial: boolean;
-  onDelete: () => void;
+  /** null where the caller may not. */
+  onDelete: (() => void) | null;
 }
 
 function CheckpointCard({ checkpoint, hasTrial, onDelete }: CardProps) {
@@ -88,9 +105,11 @@ function CheckpointCard({ checkpoint, hasTrial, onDelete }: CardProps) {
         <span>{checkpoint.state}</span>
         <code>{checkpoint.id}</code>
         <CopyButton text={checkpoint.id} label={`the id of checkpoint ${checkpoint.id}`} />
-        <button type="button" class="danger" disabled={checkpoint.state !== "COMPLETED"} onClick={onDelete}>
-          Delete
-        </button>
+        {onDelete === null ? null : (
+          <button type="button" class="danger" disabled={checkpoint.state !== "COMPLETED"} onClick={onDelete}>
+            Delete
+          </button>
+        )}
       </div>
       <details>
         <summary>

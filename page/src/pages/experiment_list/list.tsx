@@ -4,19 +4,20 @@
 import { useMemo, useState } from "preact/hooks";
 import { type Layout, readLayout, resized, writeLayout } from "../../lib/columns";
 import { isNarrowed, readListQuery, wholeFilter } from "../../lib/list_query";
-import { lengthOf, type Row, rowAt, totalOf } from "../../lib/row_list";
+import { lengthOf, type Row, type RowList, rowAt, totalOf } from "../../lib/row_list";
 import { clickedSort, joinNames, readSort, type SortKey, writeSort } from "../../lib/sorting";
+import { MOST_COMPARED } from "../../lib/differences";
 import { count } from "../../lib/text";
 import { Command, Empty, Problem } from "../../parts/basic";
 import { type Column, VirtualTable } from "../../parts/virtual_table";
-import { place, setQuery } from "../../router";
+import { go, place, setQuery } from "../../router";
 import { user } from "../../session";
 import { BulkActions } from "./bulk";
 import { ColumnChoice } from "./column_choice";
 import { cellOf, fieldOf, fieldsFor, isField, isSortable, STANDARD } from "./fields";
 import { FilterBar } from "./filter_bar";
 import { SavedViews } from "./saved_views";
-import { EVERYTHING, isSelected, NOTHING, namedBy, type Selection, sizeOf, toggledIn } from "./selection";
+import { chosenIn, EVERYTHING, isSelected, NOTHING, namedBy, type Selection, sizeOf, toggledIn } from "./selection";
 import { useRows } from "./use_rows";
 import "./list.css";
 
@@ -37,6 +38,7 @@ export function ExperimentList({ within = "", hasViews = true }: { within?: stri
   const { list } = rows;
   const total = list === null ? 0 : totalOf(list);
   const numSelected = sizeOf(selection, total);
+  const chosen = list !== null && numSelected <= MOST_COMPARED && numSelected >= 2 ? chosenIn(selection, knownRows(list), total) : null;
   const columns = useColumns(layout, query.sort, selection, select, total);
   const at = useMemo(() => (index: number) => (list === null ? undefined : rowAt(list, index)), [list]);
   return (
@@ -68,6 +70,7 @@ export function ExperimentList({ within = "", hasViews = true }: { within?: stri
             Select none
           </button>
         )}
+        <CompareButton chosen={chosen} numSelected={numSelected} />
         <BulkActions
           named={namedBy(selection, filter)}
           numSelected={numSelected}
@@ -113,6 +116,30 @@ export function ExperimentList({ within = "", hasViews = true }: { within?: stri
         />
       ) : null}
     </>
+  );
+}
+
+function knownRows(list: RowList): Row[] {
+  const rows: Row[] = [];
+  for (let index = 0; index < lengthOf(list); index++) {
+    const row = rowAt(list, index);
+    if (row !== undefined && !list.gone.has(row.id)) rows.push(row);
+  }
+  return rows;
+}
+
+/** chosen: the experiments to compare; null if they are too many, or not all known here. */
+function CompareButton({ chosen, numSelected }: { chosen: number[] | null; numSelected: number }) {
+  const isPossible = chosen !== null;
+  return (
+    <button
+      type="button"
+      disabled={!isPossible}
+      title={isPossible ? "" : `select 2 to ${MOST_COMPARED} experiments, which their best trials stand for`}
+      onClick={() => go(`/compare?experiment=${chosen?.join("&experiment=")}`)}
+    >
+      Compare {numSelected} of at most {MOST_COMPARED}
+    </button>
   );
 }
 
