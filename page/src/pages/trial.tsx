@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { useChanges } from "../api/changes";
 import { api, type Schemas } from "../api/client";
 import { useLive } from "../api/live";
-import { Command, Confirm, Loading, Problem, StateBadge } from "../parts/basic";
+import { Command, Confirm, CopyButton, Loading, Problem, StateBadge } from "../parts/basic";
 import { LogView } from "../parts/log_view";
 import { Tabs } from "../parts/tabs";
 import { href, type ViewProps } from "../router";
@@ -32,6 +32,7 @@ export function Trial({ ids }: ViewProps) {
     <>
       <div class="row">
         <h1>Trial {id}</h1>
+        <CopyButton text={id} label={`the id of trial ${id}`} />
         <StateBadge state={trial.state} outcome={trial.outcome} />
         <a href={href(`/experiments/${trial.experimentId}`)}>Experiment {trial.experimentId}</a>
       </div>

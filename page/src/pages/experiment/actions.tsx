@@ -65,7 +65,7 @@ export function StudyActions({ study }: { study: Study }) {
   const isSingle = row.numTrials === 1 && row.outcome !== null;
   return (
     <>
-      <fieldset class="choice">
+      <fieldset class="choice wrap">
         <legend class="hidden">Actions</legend>
         {(Object.keys(ACTIONS) as Name[])
           .filter((name) => ACTIONS[name].isPossible(row) && (isOwned || !isForOwner(name)))

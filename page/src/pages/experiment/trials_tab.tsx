@@ -35,7 +35,12 @@ export function Trials({ row }: { row: StudyRow }) {
     },
     [rows.length, total, loadMore],
   );
-  if (row.numTrials === 0) return <Empty>The scheduler has made no trial yet.</Empty>;
+  if (row.numTrials === 0)
+    return (
+      <Empty>
+        The scheduler has made no trial yet; why: <Command text={`gangline job explain ${row.id}`} />
+      </Empty>
+    );
   const columns = columnsOf(row, hparams ?? [], selected, toggle);
   return (
     <>
