@@ -1,4 +1,4 @@
-"""The page without a mouse: Tab reaches each control and shows where it is; tabs, menus, tables and dialogs take keys."""
+"""The page without a mouse: Tab reaches each control and shows it; tabs, menus, tables and dialogs take keys."""
 
 from __future__ import annotations
 

@@ -207,7 +207,9 @@ def test_experiments_of_the_list_are_compared(page: Page, cluster: Cluster, sear
 def test_rungs_and_a_heat_map_are_shown(page: Page, cluster: Cluster, halving_id: int) -> None:
     _open(page, cluster, halving_id, "search")
     rungs = page.get_by_role("region", name="Rungs")
-    expect(rungs.get_by_role("columnheader")).to_contain_text(["Rung", "After batches", "Trials expected", "Trained so far"])
+    expect(rungs.get_by_role("columnheader")).to_contain_text(
+        ["Rung", "After batches", "Trials expected", "Trained so far"]
+    )
     expect(rungs.get_by_role("row")).to_have_count(3)
     # All trials reach the first rung, after 2 batches.
     expect(rungs.get_by_role("row").nth(1).get_by_role("cell").nth(2)).to_have_text("2")

@@ -48,7 +48,8 @@ def test_a_real_look_finds_this_process() -> None:
     sampler.stop()
     assert sample["memory_bytes"] >= psutil.Process().memory_info().rss / 4
     assert 0 <= sample["machine_cpu_percent"] <= 100
-    assert sample["machine_sent_bytes"] >= 0 and sample["machine_received_bytes"] >= 0
+    assert sample["machine_sent_bytes"] >= 0
+    assert sample["machine_received_bytes"] >= 0
 
 
 def test_traffic_of_the_loopback_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

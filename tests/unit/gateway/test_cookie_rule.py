@@ -56,7 +56,9 @@ def test_request_that_may_be_of_another_page_is_refused(
     assert refused.value.code == code
 
 
-@pytest.mark.parametrize("cookies", [b"", b"a=b", f"{NAME}=".encode(), f"{NAME}=%%%".encode(), b"gangline_session=bG9naW4"])
+@pytest.mark.parametrize(
+    "cookies", [b"", b"a=b", f"{NAME}=".encode(), f"{NAME}=%%%".encode(), b"gangline_session=bG9naW4"]
+)
 def test_without_a_session_there_is_no_token(cookies: bytes) -> None:
     assert session_of("GET", [HOST, (b"cookie", cookies), PAGE], CLUSTER) is None
 

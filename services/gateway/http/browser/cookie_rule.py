@@ -50,8 +50,8 @@ def guard_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
 
 
 def cookie_name(cluster_id: str) -> str:
-    """Returns the name of the cookie of a session. It has the cluster's id, because a browser keeps one cookie of a name
-    for all ports of a host: two clusters there would end each other's sessions. All gateways of a cluster read it."""
+    """Returns the name of a session's cookie, which has the cluster's id. A browser keeps one cookie of a name for all
+    ports of a host, so two clusters there would end each other's sessions. All gateways of a cluster read it."""
     return f"{COOKIE}_{_NO_NAME.sub('', cluster_id)}"
 
 

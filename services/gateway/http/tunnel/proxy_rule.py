@@ -92,7 +92,7 @@ def _cookies(headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
 
 
 def _is_own_cookie(name: str) -> bool:
-    """Whether it is a cookie of a gateway, of this cluster or of another one on its host, which no task gets or sets. The
+    """Whether it is a cookie of a gateway, which no task gets or sets; also one of another cluster on this host. The
     page's is not sent to these paths anyway."""
     return name == COOKIE or name.startswith(SESSION_COOKIE)
 
