@@ -65,20 +65,26 @@ class LoadSampler:
 
 class _Reading:
     """Reads one sample. cpu_percent: of this rank and its processes, 100 for one core; machine_cpu_percent: 100 for all
-    cores."""
+    cores; machine_sent_bytes and machine_received_bytes: each second, over all interfaces but the loopback."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._last: tuple[float, float] | None = None
+        self._last_traffic = (0, 0)
         self._gpu = open_gpu(os.environ)
 
     def read(self) -> dict[str, float]:
         used, memory = self._family()
+        traffic = read_traffic()
         now = time.monotonic()
         sample = {"memory_bytes": float(memory), "machine_cpu_percent": psutil.cpu_percent()}
         if self._last is not None and now > self._last[0]:
-            sample["cpu_percent"] = max(0.0, 100 * (used - self._last[1]) / (now - self._last[0]))
-        self._last = (now, used)
+            seconds = now - self._last[0]
+            sample["cpu_percent"] = max(0.0, 100 * (used - self._last[1]) / seconds)
+            # An interface that has gone takes its counters away.
+            sample["machine_sent_bytes"] = max(0, traffic[0] - self._last_traffic[0]) / seconds
+            sample["machine_received_bytes"] = max(0, traffic[1] - self._last_traffic[1]) / seconds
+        self._last, self._last_traffic = (now, used), traffic
         return {**sample, **self._gpu()}
 
     def _family(self) -> tuple[float, int]:
@@ -94,6 +100,12 @@ class _Reading:
                 seconds += times.user + times.system + (times.children_user + times.children_system if own else 0)
                 memory += process.memory_info().rss
         return seconds, memory
+
+
+def read_traffic() -> tuple[int, int]:
+    """Returns the bytes that the machine's interfaces have sent and received, without the loopback."""
+    counters = [each for name, each in psutil.net_io_counters(pernic=True).items() if name != "lo"]
+    return sum(each.bytes_sent for each in counters), sum(each.bytes_recv for each in counters)
 
 
 def open_gpu(environment: Mapping[str, str]) -> Callable[[], dict[str, float]]:

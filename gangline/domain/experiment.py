@@ -177,7 +177,7 @@ class Trial:
     attempt_slots: int = 0
     resized_at: float = 0.0
     size_changes: tuple[SizeChange, ...] = ()  # newest changes of its size, the oldest first
-    attempt_usages: tuple[AttemptUsage, ...] = ()
+    attempt_usages: tuple[AttemptUsage, ...] = ()  # newest ended attempts, at most 16, the oldest first
     validated_batches: int | None = None
     metadata_json: str = ""  # JSON object that its program has set; empty if it has set none
     # choice of `parallelism: auto` in the newest attempt; empty if the configuration names a strategy

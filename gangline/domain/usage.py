@@ -6,19 +6,21 @@ An allocation uses its slots from its placement until its last member has ended,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from gangline.domain.allocation import Allocation
+from gangline.domain.allocation import Allocation, Timeline
 from gangline.domain.state import UsageGroup
 
 # Ended attempts that a trial's record keeps for the gateways. With all gateways away for more attempts of one trial
 # than that, its oldest ones are missing in reports.
 MAX_ATTEMPT_USAGES = 16
+# Characters of a sentence about an attempt's end that the trial's record keeps.
+MAX_ENDING = 200
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptUsage:
-    """The slots that one attempt has held."""
+    """The slots that one attempt has held, with the times of its start and its end."""
 
     attempt: int
     pool: str = ""
@@ -26,6 +28,8 @@ class AttemptUsage:
     gpu_slots: int = 0
     started_at: float = 0.0  # by the leader's clock
     ended_at: float = 0.0  # by the leader's clock
+    timeline: Timeline = field(default_factory=Timeline)  # empty for an attempt that an earlier version recorded
+    ending: str = ""  # how it ended, in one line; empty for an orderly end
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,8 @@ class UsageReport:
     entries: tuple[UsageEntry, ...] = ()  # the largest first
 
 
-def usage_of(allocation: Allocation, ended_at: float) -> AttemptUsage:
-    """Returns the usage of an allocation that ends, or is cut, at this time."""
+def usage_of(allocation: Allocation, ended_at: float, ending: str = "") -> AttemptUsage:
+    """Returns the usage of an allocation that ends, or is cut, at this time. ending: why, in one line."""
     cpu_slots = sum(_is_cpu(slot_id) for member in allocation.members for slot_id in member.slot_ids)
     return AttemptUsage(
         attempt=allocation.attempt,
@@ -72,6 +76,8 @@ def usage_of(allocation: Allocation, ended_at: float) -> AttemptUsage:
         gpu_slots=allocation.num_slots - cpu_slots,
         started_at=allocation.created_at,
         ended_at=ended_at,
+        timeline=allocation.timeline,
+        ending=ending[:MAX_ENDING],
     )
 
 

@@ -1647,6 +1647,8 @@ class AttemptUsage(google.protobuf.message.Message):
     GPU_SLOTS_FIELD_NUMBER: builtins.int
     STARTED_AT_FIELD_NUMBER: builtins.int
     ENDED_AT_FIELD_NUMBER: builtins.int
+    TIMELINE_FIELD_NUMBER: builtins.int
+    ENDING_FIELD_NUMBER: builtins.int
     attempt: builtins.int
     pool: builtins.str
     cpu_slots: builtins.int
@@ -1654,6 +1656,10 @@ class AttemptUsage(google.protobuf.message.Message):
     started_at: builtins.float
     """When the slots were taken, and when they were free again."""
     ended_at: builtins.float
+    ending: builtins.str
+    """How it ended, in one line; empty for an orderly end."""
+    @property
+    def timeline(self) -> Global___Timeline: ...
     def __init__(
         self,
         *,
@@ -1663,8 +1669,11 @@ class AttemptUsage(google.protobuf.message.Message):
         gpu_slots: builtins.int = ...,
         started_at: builtins.float = ...,
         ended_at: builtins.float = ...,
+        timeline: Global___Timeline | None = ...,
+        ending: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "cpu_slots", b"cpu_slots", "ended_at", b"ended_at", "gpu_slots", b"gpu_slots", "pool", b"pool", "started_at", b"started_at"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["timeline", b"timeline"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "cpu_slots", b"cpu_slots", "ended_at", b"ended_at", "ending", b"ending", "gpu_slots", b"gpu_slots", "pool", b"pool", "started_at", b"started_at", "timeline", b"timeline"]) -> None: ...
 
 Global___AttemptUsage: typing_extensions.TypeAlias = AttemptUsage
 

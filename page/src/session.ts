@@ -33,6 +33,11 @@ export async function loadUser(): Promise<void> {
   }
 }
 
+/** Returns whether the user has the rights of this owner, which administrators always have. */
+export function hasRightsOf(owner: string): boolean {
+  return user.value?.admin === true || user.value?.username === owner;
+}
+
 export async function signIn(username: string, password: string): Promise<void> {
   const answer = await api.post("/api/v1/session", { body: { username, password, key: "", basePath: basePath() } });
   enter(answer.user);

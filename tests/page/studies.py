@@ -46,6 +46,38 @@ with gangline.core.init() as core:
         print(f"line {{line}}" + (" WARNING: odd" if line == 17 else ""))
     raise RuntimeError("the <b>data</b> ran out")
 """
+# Fails once, and goes on in a second attempt.
+_RESTARTED = """\
+import pathlib
+import time
+import gangline
+
+with gangline.core.init() as core:
+    mark = pathlib.Path(gangline.get_cluster_info().trial.hparams["mark"])
+    if not mark.exists():
+        mark.touch()
+        print("words of the first attempt", flush=True)
+        raise RuntimeError("not at the first <b>try</b>")
+    print("words of the second attempt", flush=True)
+    core.profiler.on(sampling_interval=0.05, samples_per_report=1)
+    core.train.report_training_metrics(steps_completed=1, metrics={"loss": 1.0})
+    core.train.report_training_metrics(steps_completed=2, metrics={"loss": 0.01})
+    core.train.report_validation_metrics(steps_completed=2, metrics={"loss": 0.5})
+    time.sleep(0.5)
+    core.profiler.off()
+"""
+# Trials of two hyperparameters, each of which validates until its search stops it.
+_HALVING = """\
+import gangline
+
+with gangline.core.init() as core:
+    hparams = gangline.get_cluster_info().trial.hparams
+    for batch in (1, 2, 3, 4):
+        error = hparams["rate"] * hparams["width"] / batch
+        core.train.report_validation_metrics(steps_completed=batch, metrics={"error": error})
+        if core.preempt.should_preempt():
+            break
+"""
 
 
 def start_live(cluster: Cluster, folder: Path) -> int:
@@ -75,6 +107,33 @@ def run_broken(cluster: Cluster, folder: Path) -> int:
     config = "name: broken\nsearcher: {name: single, metric: error, max_length: {batches: 3}}\nmax_restarts: 0\n"
     made = _create(cluster, folder, _BROKEN, config)
     cluster.run("experiment", "wait", str(made), seconds=120, check=False)
+    return made
+
+
+def run_restarted(cluster: Cluster, folder: Path) -> int:
+    """One trial whose first attempt fails, and whose second one reports its load."""
+    config = f"""\
+name: restarted
+searcher: {{name: single, metric: loss, max_length: {{batches: 2}}}}
+max_restarts: 1
+hyperparameters: {{mark: {folder / "mark"}}}
+"""
+    made = _create(cluster, folder, _RESTARTED, config)
+    cluster.run("experiment", "wait", str(made), seconds=120)
+    return made
+
+
+def run_halving(cluster: Cluster, folder: Path) -> int:
+    """A search with two rungs, of trials that differ in two hyperparameters."""
+    config = """\
+name: halving
+searcher: {name: async_halving, metric: error, max_trials: 4, num_rungs: 2, divisor: 2, max_length: {batches: 4}}
+hyperparameters:
+  rate: {type: double, minval: 0.1, maxval: 1.0}
+  width: {type: double, minval: 1.0, maxval: 8.0}
+"""
+    made = _create(cluster, folder, _HALVING, config)
+    cluster.run("experiment", "wait", str(made), seconds=120)
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -17,6 +18,11 @@ from tests.support.wait import until_sync
 @pytest.fixture(scope="module")
 def search_id(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> int:
     return studies.run_search(cluster, tmp_path_factory.mktemp("search"))
+
+
+@pytest.fixture(scope="module")
+def halving_id(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> int:
+    return studies.run_halving(cluster, tmp_path_factory.mktemp("halving"))
 
 
 def _describe(cluster: Cluster, experiment_id: int) -> dict[str, object]:
@@ -179,3 +185,55 @@ def test_trials_are_compared(page: Page, cluster: Cluster, search_id: int) -> No
     # An experiment stands for its best trial.
     page.goto(f"{cluster.http_url}/compare?experiment={search_id}")
     expect(page.get_by_role("link", name=f"{search_id}.1")).to_be_visible()
+
+
+def test_experiments_of_the_list_are_compared(page: Page, cluster: Cluster, search_id: int, halving_id: int) -> None:
+    page.goto(f"{cluster.http_url}/experiments?filter=id+in+({search_id},{halving_id})")
+    compare = page.get_by_role("button", name=re.compile("^Compare"))
+    page.get_by_label(f"Select experiment {search_id}", exact=True).check()
+    expect(compare).to_be_disabled()
+    page.get_by_label("Select all 2 that match").check()
+    compare.click()
+    expect(page.get_by_role("heading", name="Compare 2 trials")).to_be_visible()
+    # The newest comes first, as in the list.
+    heads = page.get_by_role("columnheader")
+    expect(heads.nth(1)).to_contain_text(f"{halving_id}.")
+    expect(heads.nth(2)).to_contain_text(f"{search_id}.1")
+    expect(page.get_by_role("rowheader", name="owner")).to_have_count(0)
+    page.get_by_label("only differences").uncheck()
+    expect(page.get_by_role("rowheader", name="owner")).to_be_visible()
+
+
+def test_rungs_and_a_heat_map_are_shown(page: Page, cluster: Cluster, halving_id: int) -> None:
+    _open(page, cluster, halving_id, "search")
+    rungs = page.get_by_role("region", name="Rungs")
+    expect(rungs.get_by_role("columnheader")).to_contain_text(
+        ["Rung", "After batches", "Trials expected", "Trained so far"]
+    )
+    expect(rungs.get_by_role("row")).to_have_count(3)
+    # All trials reach the first rung, after 2 batches.
+    expect(rungs.get_by_role("row").nth(1).get_by_role("cell").nth(2)).to_have_text("2")
+    expect(rungs.get_by_role("row").nth(1).get_by_role("cell").last).to_have_text("4")
+    heat = page.get_by_role("img", name=re.compile("^Mean of error by rate and width: 4 trials in \\d bins"))
+    expect(heat.locator("rect").first).to_be_visible()
+    assert find_faults(page) == []
+
+
+def test_one_is_canceled_and_continued(page: Page, cluster: Cluster, tmp_path: Path) -> None:
+    made = studies.start_live(cluster, tmp_path)
+    page.goto(f"{cluster.http_url}/experiments/{made}?tab=trials")
+    expect(page.get_by_role("grid", name="Trials")).to_contain_text("RUNNING", timeout=60_000)
+    page.get_by_role("button", name="Cancel").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Its trials save a checkpoint and end.")
+    dialog.get_by_role("button", name="Cancel").click()
+    until_sync(lambda: _describe(cluster, made)["outcome"] == "CANCELED", "the experiment being canceled")
+    # It comes by the stream of changes.
+    page.get_by_role("button", name="Continue").click()
+    expect(dialog.get_by_role("status")).to_contain_text("The configuration is valid")
+    assert find_faults(page) == []
+    dialog.get_by_role("button", name="Continue").click()
+    until_sync(lambda: _describe(cluster, made)["outcome"] is None, "the experiment going on")
+    page.get_by_role("button", name="Kill").click()
+    dialog.get_by_role("button", name="Kill").click()
+    until_sync(lambda: _describe(cluster, made)["outcome"] == "CANCELED", "the experiment being killed")

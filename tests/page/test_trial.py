@@ -27,6 +27,11 @@ def broken_id(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> int
     return studies.run_broken(cluster, tmp_path_factory.mktemp("broken"))
 
 
+@pytest.fixture(scope="module")
+def restarted_id(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> int:
+    return studies.run_restarted(cluster, tmp_path_factory.mktemp("restarted"))
+
+
 def _last_batch(text: str) -> int:
     return int(re.findall(r"batch (\d+)", text)[-1])
 
@@ -61,6 +66,23 @@ def test_metrics_and_lines_appear_while_it_runs(page: Page, cluster: Cluster, li
 
     until_sync(has_table, "the table of the chart")
     expect(figure.get_by_role("columnheader").first).to_have_text("Time")
+
+
+def test_a_training_metric_is_a_column_of_the_list(page: Page, cluster: Cluster, live_id: int) -> None:
+    page.goto(f"{cluster.http_url}/experiments?filter=id+%3D+{live_id}")
+    page.get_by_role("button", name="Columns").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Training metric").fill("loss")
+    page.keyboard.press("Enter")
+    expect(dialog.get_by_role("list", name="Shown").get_by_label("training.loss", exact=True)).to_be_checked()
+    assert find_faults(page) == []
+    dialog.get_by_role("button", name="Close").click()
+    grid = page.get_by_role("grid", name="Experiments")
+    titles = grid.get_by_role("columnheader").all_inner_texts()
+    value = grid.get_by_role("row").nth(1).get_by_role("gridcell").nth(titles.index("training.loss"))
+    expect(value).to_have_text(re.compile(r"0\.\d+"))
+    first = float(value.inner_text())
+    until_sync(lambda: float(value.inner_text()) < first, "a later value of the metric")
 
 
 def test_its_state_changes_by_itself(page: Page, cluster: Cluster, live_id: int) -> None:
@@ -135,3 +157,43 @@ def test_a_failure_is_explained(page: Page, cluster: Cluster, broken_id: int) ->
     page.get_by_label("Text").fill("RuntimeError")
     page.keyboard.press("Enter")
     expect(page.get_by_role("log")).to_contain_text("RuntimeError: the <b>data</b> ran out")
+
+
+def test_older_attempts_have_their_timeline_and_their_log(page: Page, cluster: Cluster, restarted_id: int) -> None:
+    page.goto(f"{cluster.http_url}/trials/{restarted_id}.1?tab=overview")
+    rows = page.get_by_role("region", name="Ended attempts").get_by_role("row")
+    expect(rows).to_have_count(3)
+    expect(rows.nth(1)).to_contain_text("orderly")
+    expect(rows.nth(2)).to_contain_text(re.compile(r"ranks had started after \d+ s"))
+    expect(rows.nth(2)).to_contain_text("RuntimeError: not at the first <b>try</b>")
+    # The newest failure has the stack of the rank, also after an attempt that went well.
+    expect(page.locator("pre")).to_contain_text("Traceback (most recent call last)")
+    # The configuration names the strategy, and one slot has nothing to fuse.
+    expect(page.get_by_role("region", name="Strategy")).to_contain_text("parallelism: auto")
+    expect(page.get_by_role("region", name="Tensor fusion")).to_contain_text("gangline fusion list")
+    assert find_faults(page) == []
+    rows.nth(1).get_by_role("link", name="Log of attempt 2").click()
+    log = page.get_by_role("log")
+    expect(log).to_contain_text("words of the second attempt")
+    expect(log.locator(".line").filter(has_text="words of the first attempt")).to_have_count(0)
+    expect(page.get_by_label("follow")).not_to_be_checked()
+    page.go_back()
+    rows.nth(2).get_by_role("link", name="Log of attempt 1").click()
+    expect(log).to_contain_text("words of the first attempt")
+
+
+def test_curves_are_smoothed_and_the_load_is_beside_them(page: Page, cluster: Cluster, restarted_id: int) -> None:
+    page.goto(f"{cluster.http_url}/trials/{restarted_id}.1")
+    figure = page.locator("figure").filter(has_text="Table of loss")
+    figure.get_by_text("Table of loss").click()
+    expect(figure.get_by_role("columnheader")).to_have_text(["Batches", "training", "validation"])
+    expect(figure.get_by_role("row").nth(2)).to_have_text(re.compile(r"2\s*0\.01\s*0\.5"))
+    page.get_by_label("Smoothing").fill("0.5")
+    expect(figure.get_by_role("row").nth(2)).to_have_text(re.compile(r"2\s*0\.34\s*0\.5"))
+    page.get_by_label("logarithmic").check()
+    expect(figure.locator("canvas")).to_be_visible()
+    page.get_by_label("Group").select_option("profile and system")
+    expect(page.locator("figcaption").filter(has_text="profiling/machine_cpu_percent")).to_be_visible()
+    expect(page.locator("figcaption").filter(has_text="profiling/machine_sent_bytes")).to_be_visible()
+    expect(page.locator("figcaption").filter(has_text="loss")).to_have_count(0)
+    assert find_faults(page) == []

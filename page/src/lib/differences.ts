@@ -1,5 +1,8 @@
 /** PURE: values of several trials beside one another. */
 
+/** How many trials or experiments are compared. */
+export const MOST_COMPARED = 20;
+
 export interface Comparison {
   name: string;
   /** One for each trial; undefined where it has none. */

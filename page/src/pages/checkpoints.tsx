@@ -9,7 +9,7 @@ import { Command, Confirm, CopyButton, Dialog, Empty, Loading, Name, Problem, Ti
 import { Head, Same, TableFrame } from "../parts/form";
 import { RegisterDialog } from "../parts/register";
 import { href, place, setQuery } from "../router";
-import { user } from "../session";
+import { hasRightsOf, user } from "../session";
 import { say } from "../toast";
 
 type Checkpoint = Schemas["Checkpoint"];
@@ -132,7 +132,7 @@ interface RowProps {
 }
 
 function Row({ checkpoint, owner, show, register, remove }: RowProps) {
-  const mayDelete = user.value?.admin || user.value?.username === owner;
+  const mayDelete = hasRightsOf(owner);
   const numBytes = Object.values(checkpoint.resources).reduce((sum, each) => sum + each, 0);
   return (
     <tr>

@@ -3,7 +3,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, api } from "../api/client";
-import { type Comparison, compare } from "../lib/differences";
+import { type Comparison, compare, MOST_COMPARED } from "../lib/differences";
 import { writeFields } from "../lib/field_list";
 import { formatValue } from "../lib/text";
 import { Empty, Loading, Name, Problem } from "../parts/basic";
@@ -12,7 +12,6 @@ import { href, place, setQuery } from "../router";
 import { CurvesOf, Swatch } from "./experiment/curves_tab";
 import type { TrialRow } from "./experiment/study";
 
-const MOST = 20;
 const FIELDS = [
   "experimentId",
   "experimentName",
@@ -63,7 +62,7 @@ export function Compare() {
     <>
       <h1>Compare {trials === null ? "" : `${trials.length} trials`}</h1>
       <Problem error={error} />
-      {trialIds.length + experimentIds.length > MOST ? <p>The first {MOST} are compared.</p> : null}
+      {trialIds.length + experimentIds.length > MOST_COMPARED ? <p>The first {MOST_COMPARED} are compared.</p> : null}
       {trials === null ? (
         error === null && <Loading />
       ) : first === undefined ? (
@@ -100,10 +99,10 @@ function nameOf(trials: TrialRow[], id: string): string {
 
 /** Reads the trials, and the best trial of each experiment, in the order of the address. */
 async function load(trialIds: string[], experimentIds: string[]): Promise<TrialRow[]> {
-  const ids = trialIds.slice(0, MOST);
-  const numbers = experimentIds.slice(0, MOST - ids.length).filter((id) => /^\d+$/.test(id));
+  const ids = trialIds.slice(0, MOST_COMPARED);
+  const numbers = experimentIds.slice(0, MOST_COMPARED - ids.length).filter((id) => /^\d+$/.test(id));
   if (numbers.length > 0) {
-    const query = { filter: `id in (${numbers.join(", ")})`, fields: "bestTrial,numTrials", limit: MOST };
+    const query = { filter: `id in (${numbers.join(", ")})`, fields: "bestTrial,numTrials", limit: MOST_COMPARED };
     const { rows } = await api.get("/api/v1/tables/{table}", { parts: { table: "experiments" }, query });
     for (const number of numbers) {
       const row = rows.find((each) => String(each.id) === number);
@@ -115,7 +114,7 @@ async function load(trialIds: string[], experimentIds: string[]): Promise<TrialR
   if (wanted.length === 0) return [];
   const filter = `id in (${wanted.map((id) => JSON.stringify(id)).join(", ")})`;
   const families = await namesOfFamilies(wanted);
-  const query = { filter, fields: writeFields([...FIELDS, ...families]), limit: MOST };
+  const query = { filter, fields: writeFields([...FIELDS, ...families]), limit: MOST_COMPARED };
   const page = await api.get("/api/v1/tables/{table}", { parts: { table: "trials" }, query });
   const rows = page.rows as unknown as TrialRow[];
   return wanted.map((id) => rows.find((row) => row.id === id)).filter((row) => row !== undefined);

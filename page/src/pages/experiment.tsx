@@ -1,6 +1,6 @@
 /** One experiment: overview, trials, learning curves, the search, configuration, code, checkpoints, log, notes. */
 
-import { Command, Loading, Name, Problem, StateBadge } from "../parts/basic";
+import { Command, CopyButton, Loading, Name, Problem, StateBadge } from "../parts/basic";
 import { LogView } from "../parts/log_view";
 import { Tabs } from "../parts/tabs";
 import type { ViewProps } from "../router";
@@ -27,6 +27,7 @@ export function Experiment({ ids }: ViewProps) {
         <h1>
           Experiment {id}: <Name text={row.name} />
         </h1>
+        <CopyButton text={String(id)} label={`the id of experiment ${id}`} />
         <StateBadge state={row.state} outcome={row.outcome} />
         {row.archived ? <span class="badge">ARCHIVED</span> : null}
       </div>
@@ -42,8 +43,12 @@ export function Experiment({ ids }: ViewProps) {
           { id: "curves", title: "Learning curves", show: () => <Curves row={row} /> },
           { id: "search", title: "Search", show: () => <Search study={study} /> },
           { id: "config", title: "Configuration", show: () => <Configuration study={study} /> },
-          { id: "code", title: "Code", show: () => <Code id={id} /> },
-          { id: "checkpoints", title: "Checkpoints", show: () => <Checkpoints experimentId={id} trialId="" /> },
+          { id: "code", title: "Code", show: () => <Code id={id} owner={row.owner} /> },
+          {
+            id: "checkpoints",
+            title: "Checkpoints",
+            show: () => <Checkpoints experimentId={id} trialId="" owner={row.owner} />,
+          },
           { id: "logs", title: "Logs", show: () => <LogView of="experiments" id={String(id)} /> },
           { id: "notes", title: "Notes", show: () => <Notes id={id} notes={row.notes ?? ""} /> },
         ]}

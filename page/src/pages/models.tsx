@@ -9,7 +9,7 @@ import { Command, Confirm, CopyButton, Empty, Loading, Name, Problem, Time } fro
 import { FormDialog, Head, Same, TableFrame } from "../parts/form";
 import { Markdown } from "../parts/markdown";
 import { go, href, place, setQuery, type ViewProps } from "../router";
-import { user } from "../session";
+import { hasRightsOf } from "../session";
 import { complain, say } from "../toast";
 import "../administration.css";
 
@@ -167,7 +167,7 @@ export function Model({ ids }: ViewProps) {
   });
   if (live.value === null) return live.error === null ? <Loading /> : <Problem error={live.error} />;
   const { model, versions, total } = live.value;
-  const mayChange = user.value?.admin || user.value?.username === model.username;
+  const mayChange = hasRightsOf(model.username);
   const close = () => {
     setAsked(null);
     live.reload();

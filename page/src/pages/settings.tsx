@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { useLive } from "../api/live";
-import { Confirm, CopyButton, Dialog, Empty, Loading, Name, Problem, Time } from "../parts/basic";
+import { Command, Confirm, CopyButton, Dialog, Empty, Loading, Name, Problem, Time } from "../parts/basic";
 import { FormDialog, Head, Same, TableFrame } from "../parts/form";
 import { basePath, place, setQuery } from "../router";
 import { loadUser, signOut, user } from "../session";
@@ -126,7 +126,9 @@ function Tokens() {
       <Problem error={live.error} />
       {live.value === null && live.error === null ? <Loading /> : null}
       {live.value?.tokens.length === 0 ? (
-        <Empty>There is no token. Programs use one in place of a password.</Empty>
+        <Empty>
+          There is no token. Programs use one in place of a password: <Command text="gangline token create" />
+        </Empty>
       ) : null}
       {live.value === null || live.value.tokens.length === 0 ? null : (
         <TableFrame label="Tokens">

@@ -6,7 +6,7 @@ import { useLive } from "../api/live";
 import { Age, Command, Confirm, Dialog, Empty, Loading, Name, Problem, StateBadge } from "../parts/basic";
 import { FormDialog, Head, Same, TableFrame } from "../parts/form";
 import { basePath, href, place, setQuery } from "../router";
-import { user } from "../session";
+import { hasRightsOf, user } from "../session";
 import { say } from "../toast";
 import "../administration.css";
 
@@ -130,8 +130,7 @@ function TaskList({ kind, isAll, round, ask }: ListProps) {
 }
 
 function TaskRow({ task, kind, ask }: { task: Experiment; kind: Kind; ask: ListProps["ask"] }) {
-  const me = user.value;
-  const mayOpen = me?.admin || me?.username === task.username;
+  const mayOpen = hasRightsOf(task.username);
   const isLive = task.outcome === null;
   return (
     <tr>

@@ -5,7 +5,7 @@ import { api, type Schemas } from "../api/client";
 import { useLive } from "../api/live";
 import { Command, Confirm, Dialog, Empty, Loading, Name, Problem, Time } from "../parts/basic";
 import { FormDialog, Head, Same, TableFrame } from "../parts/form";
-import { user } from "../session";
+import { hasRightsOf } from "../session";
 import { say } from "../toast";
 import "../administration.css";
 
@@ -61,7 +61,7 @@ export function Templates() {
 
 function Row({ template, ask }: { template: Template; ask: (action: Asked["action"]) => void }) {
   const { name, username } = template;
-  const mayChange = user.value?.admin || user.value?.username === username;
+  const mayChange = hasRightsOf(username);
   return (
     <tr>
       <th scope="row">

@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { useChanges } from "../api/changes";
 import { api, type Schemas } from "../api/client";
 import { useLive } from "../api/live";
-import { Command, Confirm, Loading, Problem, StateBadge } from "../parts/basic";
+import { Command, Confirm, CopyButton, Loading, Problem, StateBadge } from "../parts/basic";
 import { LogView } from "../parts/log_view";
 import { Tabs } from "../parts/tabs";
 import { href, type ViewProps } from "../router";
@@ -24,6 +24,7 @@ export function Trial({ ids }: ViewProps) {
     api.get("/api/v1/trials/{trial_id}", { parts: { trial_id: id } }).then(setLatest, () => live.reload());
   const fields = "state,outcome,restarts,attempts,best,latestCheckpoint,warning";
   useChanges({ trials: true, experimentId, trialFilter: `id = "${id}"`, trialFields: fields }, reload, reload);
+  const owner = useOwner(experimentId);
   const view = latest ?? live.value;
   if (view === null) return live.error === null ? <Loading /> : <Problem error={live.error} />;
   const { trial } = view;
@@ -31,6 +32,7 @@ export function Trial({ ids }: ViewProps) {
     <>
       <div class="row">
         <h1>Trial {id}</h1>
+        <CopyButton text={id} label={`the id of trial ${id}`} />
         <StateBadge state={trial.state} outcome={trial.outcome} />
         <a href={href(`/experiments/${trial.experimentId}`)}>Experiment {trial.experimentId}</a>
       </div>
@@ -48,12 +50,23 @@ export function Trial({ ids }: ViewProps) {
           {
             id: "checkpoints",
             title: "Checkpoints",
-            show: () => <Checkpoints experimentId={trial.experimentId} trialId={id} />,
+            show: () => <Checkpoints experimentId={trial.experimentId} trialId={id} owner={owner} />,
           },
         ]}
       />
     </>
   );
+}
+
+/** The owner of an experiment; null until it is known. */
+function useOwner(experimentId: number): string | null {
+  const key = `owner of ${experimentId}`;
+  const load = (signal: AbortSignal) => {
+    const query = { filter: `id = ${experimentId}`, fields: "owner" };
+    return api.get("/api/v1/tables/{table}", { parts: { table: "experiments" }, query, signal });
+  };
+  const owner = useLive(key, load, 0).value?.rows[0]?.owner;
+  return typeof owner === "string" ? owner : null;
 }
 
 function Kill({ view, onDone }: { view: TrialView; onDone: () => void }) {

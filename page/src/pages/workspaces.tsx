@@ -8,6 +8,7 @@ import { subscribe } from "../api/live_store";
 import { count } from "../lib/text";
 import { Command, Confirm, Dialog, Empty, Loading, Name, Problem } from "../parts/basic";
 import { href, place, setQuery, type ViewProps } from "../router";
+import { hasRightsOf } from "../session";
 import { complain, say } from "../toast";
 import { ExperimentList } from "./experiment_list/list";
 
@@ -226,6 +227,8 @@ function Entries<E extends Entry>({ kind, live, entries, extra }: EntriesProps<E
                   <td>
                     {entry.immutable ? (
                       <span class="quiet">it belongs to the cluster</span>
+                    ) : !hasRightsOf(entry.username) ? (
+                      <span class="quiet">changed by its owner alone</span>
                     ) : (
                       <EntryActions
                         entry={entry}

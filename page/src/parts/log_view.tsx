@@ -39,11 +39,16 @@ export function LogView({ of, id }: Props) {
     text: query.get("text") ?? "",
     isPattern: query.get("pattern") === "1",
   };
-  const [isFollowing, setFollowing] = useState(true);
+  // A link to a time begins there.
+  const at = query.get("at") ?? "";
+  const [isFollowing, setFollowing] = useState(Number.isNaN(Date.parse(at)));
   const { lines, isEmpty, error, isWhole, loadOlder, loadLater, jump } = useLines(of, id, filter, isFollowing, () =>
     setFollowing(false),
   );
   const noun = of === "trials" ? "trial" : "experiment";
+  useEffect(() => {
+    if (!isFollowing) void jump(new Date(at));
+  }, [at]);
   return (
     <>
       <Filters filter={filter} />

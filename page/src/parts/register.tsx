@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { api } from "../api/client";
 import { useLive } from "../api/live";
 import { shellWord } from "../lib/text";
-import { user } from "../session";
+import { hasRightsOf } from "../session";
 import { say } from "../toast";
 import { Problem } from "./basic";
 import { FormDialog, Same } from "./form";
@@ -21,7 +21,7 @@ export function RegisterDialog({ checkpointId, onClose }: { checkpointId: string
   const [name, setName] = useState("");
   const [alias, setAlias] = useState("");
   const own = (live.value?.models ?? []).filter(
-    (model) => user.value?.admin || model.username === user.value?.username,
+    (model) => hasRightsOf(model.username),
   );
   const register = async (values: FormData) => {
     const wanted = name.trim();

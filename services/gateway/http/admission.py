@@ -71,7 +71,7 @@ class Admission:
         is_reading = scope["method"] in ("GET", "HEAD") and not _is_of_page(headers)
         token = _find_token(headers.get("authorization", ""), is_reading=is_reading)
         if "authorization" not in headers:
-            token = session_of(scope["method"], scope["headers"])
+            token = session_of(scope["method"], scope["headers"], self._usecases.open.cluster.identify())
         state = scope.setdefault("state", {})
         state["principal"], state["token"] = self._authenticator.identify(token), token
         check_body(scope)

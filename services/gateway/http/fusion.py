@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 
 from gangline.domain import fusion
 from gangline.errors import not_found
@@ -26,8 +28,13 @@ class FusionList(Answer):
 
 
 @router.get("/fusion")
-async def list_fusion(cases: Cases) -> FusionList:
-    return FusionList.model_validate({"records": cases.fusion.list()})
+async def list_fusion(
+    cases: Cases,
+    trial_id: Annotated[str, Query(alias="trialId", description="Only records that this trial measured")] = "",
+) -> FusionList:
+    """Lists the remembered sizes of buckets."""
+    records = [record for record in cases.fusion.list() if trial_id in ("", record.trial_id)]
+    return FusionList.model_validate({"records": records})
 
 
 @router.delete("/fusion/{key}", status_code=204)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, computed_field
 from pydantic.alias_generators import to_camel
 
-from gangline.domain import allocation, experiment, history, resource, search, state, task, view
+from gangline.domain import allocation, experiment, history, resource, search, state, task, usage, view
 from gangline.errors import Effect
 from services.gateway.http.answer import Answer, Document
 from services.gateway.http.description import Described
@@ -68,13 +68,22 @@ class Exclusion(Answer, record=allocation.Exclusion, shows="agent_id reason unti
 class SizeChange(Answer, record=allocation.SizeChange, shows="time=at slots full_slots reason"): ...
 
 
+class EndedAttempt(
+    Answer,
+    record=usage.AttemptUsage,
+    shows="attempt pool cpu_slots gpu_slots start_time=started_at end_time=ended_at timeline ending",
+):
+    """Describes an attempt that has ended."""
+
+
 class Trial(
     Answer,
     record=experiment.Trial,
     shows="id experiment_id hparams seed state outcome reason restarts attempts latest_checkpoint_id "
     "total_batches_processed=batches_completed latest_validation=validation_json metadata strategy_choice "
     "searcher_metric_value=best_validation searcher_metric_batches=best_validation_batches length_batches warning "
-    "start_time end_time timeline last_failure excluded_agents exclusions size_changes",
+    "start_time end_time timeline last_failure excluded_agents exclusions size_changes "
+    "ended_attempts=attempt_usages",
 ): ...
 
 

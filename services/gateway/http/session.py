@@ -58,7 +58,8 @@ async def post_session(body: NewSession, request: Request, open_cases: Open) -> 
     else:
         session = await open_cases.logins.log_in(body.username, hash_password(body.password), peer)
     answer = UserAnswer(user=User.model_validate(session.user))
-    return _with_cookie(answer, session, body.base_path, request)  # type: ignore[return-value]  # the answer's JSON
+    cluster_id = open_cases.cluster.identify()
+    return _with_cookie(answer, session, cluster_id, body.base_path, request)  # type: ignore[return-value]  # its JSON
 
 
 @router.delete("/session")
@@ -66,6 +67,7 @@ async def delete_session(
     request: Request,
     response: Response,
     cases: Cases,
+    open_cases: Open,
     basePath: str = "/",  # noqa: N803  the API's names are in camel case
     *,
     everywhere: bool = False,
@@ -76,8 +78,8 @@ async def delete_session(
         await cases.users.log_out_everywhere()
     else:
         await cases.users.log_out(request.state.token or "")
-    is_secure = request.url.scheme == "https"
-    response.headers["set-cookie"] = make_cookie("-", basePath, 0, is_secure=is_secure)
+    cluster_id, is_secure = open_cases.cluster.identify(), request.url.scheme == "https"
+    response.headers["set-cookie"] = make_cookie("-", cluster_id, basePath, 0, is_secure=is_secure)
     return SessionEnd()
 
 
@@ -88,8 +90,8 @@ async def post_key(request: Request, cases: Cases) -> OneTimeKeyAnswer:
     return OneTimeKeyAnswer(key=OneTimeKey.model_validate(cases.users.create_key(request.state.token or "")))
 
 
-def _with_cookie(answer: Answer, session: Session, base_path: str, request: Request) -> JSONResponse:
+def _with_cookie(answer: Answer, session: Session, cluster_id: str, base_path: str, request: Request) -> JSONResponse:
     seconds = max(1, int(session.ends_at - time.time()))
-    cookie = make_cookie(session.token, base_path, seconds, is_secure=request.url.scheme == "https")
+    cookie = make_cookie(session.token, cluster_id, base_path, seconds, is_secure=request.url.scheme == "https")
     headers = {"set-cookie": cookie, "cache-control": "no-store"}
     return JSONResponse(answer.model_dump(mode="json", by_alias=True), headers=headers)

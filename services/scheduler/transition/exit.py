@@ -80,6 +80,7 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float, *, h
     if settled.task_kind is None:
         decision = step_down_if_it_helps(decision, trial, allocation, started.batches_completed if started else 0)
     draft.delete(Allocation, allocation.id)
+    ending = decision.failure.message if decision.failure is not None else allocation.stop_reason
     trial = replace(
         trial,
         reason=decision.reason,
@@ -91,7 +92,7 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float, *, h
         last_failure=decision.failure or trial.last_failure,
         timeline=allocation.timeline,
         excluded_agents={**trial.excluded_agents, **excluded_by(allocation)},
-        attempt_usages=(*trial.attempt_usages, usage_of(allocation, now))[-MAX_ATTEMPT_USAGES:],
+        attempt_usages=(*trial.attempt_usages, usage_of(allocation, now, ending))[-MAX_ATTEMPT_USAGES:],
     )
     trial = exclude(draft, trial, allocation, rules, now, had_gateway=had_gateway)
     if decision.strategy is not None:

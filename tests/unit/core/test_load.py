@@ -7,13 +7,14 @@ import sys
 import threading
 from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
+from typing import NamedTuple
 
 import psutil
 import pytest
 
 from gangline.core import DistributedContext, ProfilerContext
 from gangline.core.link import Link
-from gangline.core.load import LoadSampler, open_gpu
+from gangline.core.load import LoadSampler, open_gpu, read_traffic
 from gangline.domain.history import MetricsPoint
 from gangline.errors import GanglineError
 
@@ -47,6 +48,18 @@ def test_a_real_look_finds_this_process() -> None:
     sampler.stop()
     assert sample["memory_bytes"] >= psutil.Process().memory_info().rss / 4
     assert 0 <= sample["machine_cpu_percent"] <= 100
+    assert sample["machine_sent_bytes"] >= 0
+    assert sample["machine_received_bytes"] >= 0
+
+
+def test_traffic_of_the_loopback_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counters(NamedTuple):
+        bytes_sent: int
+        bytes_recv: int
+
+    by_name = {"lo": Counters(1000, 1000), "eth0": Counters(1, 20), "eth1": Counters(2, 40)}
+    monkeypatch.setattr(psutil, "net_io_counters", lambda *, pernic: by_name if pernic else None)
+    assert read_traffic() == (3, 60)
 
 
 class _Nvml(ModuleType):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
-from gangline.domain.allocation import Allocation, Member
+from gangline.domain.allocation import Allocation, Member, Timeline
 from gangline.domain.state import UsageGroup
-from gangline.domain.usage import AllocationUsage, AttemptUsage, UsageEntry, add_up, entry_of, usage_of
+from gangline.domain.usage import MAX_ENDING, AllocationUsage, AttemptUsage, UsageEntry, add_up, entry_of, usage_of
 
 _ALLOCATION = Allocation(
     "7.1.2", "7.1", 7, 2, 1, "default", (Member("a1", 0, ("a1/0", "a1/GPU-5f")), Member("a2", 1, ("a2/MIG-1",))),
@@ -19,6 +20,13 @@ _RECORD = AllocationUsage("7.1.2", 7, "ann", AttemptUsage(2, "default", 1, 2, 10
 
 def test_slots_count_by_kind_from_the_placement_to_the_end() -> None:
     assert usage_of(_ALLOCATION, 160.0) == _RECORD.usage
+
+
+def test_an_attempt_keeps_its_timeline_and_a_short_ending() -> None:
+    timeline = Timeline(queued_at=90.0, placed_at=100.0, ranks_up_at=103.0)
+    usage = usage_of(replace(_ALLOCATION, timeline=timeline), 160.0, "RuntimeError: " + "x" * 1000)
+    assert usage.timeline == timeline
+    assert (usage.ending[:14], len(usage.ending)) == ("RuntimeError: ", MAX_ENDING)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from gangline.errors import GanglineError
-from services.gateway.http.browser.cookie_rule import COOKIE, guard_headers, make_cookie, session_of
+from services.gateway.http.browser.cookie_rule import cookie_name, guard_headers, make_cookie, session_of
 
 TOKEN = "login:1790000000:ann:0af3"
-COOKIE_VALUE = make_cookie(TOKEN, "/", 60, is_secure=False).partition(";")[0].encode()
+CLUSTER = "5b3f"
+NAME = cookie_name(CLUSTER)
+COOKIE_VALUE = make_cookie(TOKEN, CLUSTER, "/", 60, is_secure=False).partition(";")[0].encode()
 PAGE = (b"x-gangline-page", b"1")
 HOST = (b"host", b"gpu1:8080")
 
@@ -28,7 +30,7 @@ def headers(*given: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
     ],
 )
 def test_request_of_our_page_is_admitted(method: str, given: list[tuple[bytes, bytes]]) -> None:
-    assert session_of(method, headers(*given)) == TOKEN
+    assert session_of(method, headers(*given), CLUSTER) == TOKEN
 
 
 @pytest.mark.parametrize(
@@ -50,20 +52,22 @@ def test_request_that_may_be_of_another_page_is_refused(
     method: str, given: list[tuple[bytes, bytes]], code: str
 ) -> None:
     with pytest.raises(GanglineError) as refused:
-        session_of(method, headers(*given))
+        session_of(method, headers(*given), CLUSTER)
     assert refused.value.code == code
 
 
-@pytest.mark.parametrize("cookies", [b"", b"a=b", f"{COOKIE}=".encode(), f"{COOKIE}=%%%".encode()])
+@pytest.mark.parametrize(
+    "cookies", [b"", b"a=b", f"{NAME}=".encode(), f"{NAME}=%%%".encode(), b"gangline_session=bG9naW4"]
+)
 def test_without_a_session_there_is_no_token(cookies: bytes) -> None:
-    assert session_of("GET", [HOST, (b"cookie", cookies), PAGE]) is None
+    assert session_of("GET", [HOST, (b"cookie", cookies), PAGE], CLUSTER) is None
 
 
 def test_cookie_is_for_the_api_below_the_path_of_the_page_alone() -> None:
-    cookie = make_cookie(TOKEN, "/lab/gangline/", 60, is_secure=True)
+    cookie = make_cookie(TOKEN, CLUSTER, "/lab/gangline/", 60, is_secure=True)
     assert cookie.endswith("; Path=/lab/gangline/api/; Max-Age=60; HttpOnly; SameSite=Strict; Secure")
     for hostile in ("/a;Domain=evil.example/", "/x", "", "lab/", "/\r\nSet-Cookie: a=b/", "//evil.example;/"):
-        assert "; Path=/api/; " in make_cookie(TOKEN, hostile, 60, is_secure=False)
+        assert "; Path=/api/; " in make_cookie(TOKEN, CLUSTER, hostile, 60, is_secure=False)
 
 
 def test_every_answer_has_a_policy_and_keeps_its_own() -> None:
@@ -75,9 +79,21 @@ def test_every_answer_has_a_policy_and_keeps_its_own() -> None:
 
 
 def test_two_sessions_are_refused_and_one_that_comes_twice_is_not() -> None:
-    other = make_cookie(TOKEN + "0", "/", 60, is_secure=False).partition(";")[0].encode()
+    other = make_cookie(TOKEN + "0", CLUSTER, "/", 60, is_secure=False).partition(";")[0].encode()
     for cookies in ([(b"cookie", COOKIE_VALUE + b"; " + other)], [(b"cookie", other), (b"cookie", COOKIE_VALUE)]):
         with pytest.raises(GanglineError) as refused:
-            session_of("GET", [HOST, *cookies, PAGE])
+            session_of("GET", [HOST, *cookies, PAGE], CLUSTER)
         assert refused.value.code == "auth.two_sessions"
-    assert session_of("GET", [HOST, (b"cookie", COOKIE_VALUE + b"; " + COOKIE_VALUE), PAGE]) == TOKEN
+    assert session_of("GET", [HOST, (b"cookie", COOKIE_VALUE + b"; " + COOKIE_VALUE), PAGE], CLUSTER) == TOKEN
+
+
+def test_the_session_of_another_cluster_on_this_host_does_not_matter() -> None:
+    other = make_cookie(TOKEN + "0", "77aa", "/", 60, is_secure=False).partition(";")[0].encode()
+    assert session_of("GET", [HOST, (b"cookie", other + b"; " + COOKIE_VALUE), PAGE], CLUSTER) == TOKEN
+    assert session_of("GET", [HOST, (b"cookie", other), PAGE], CLUSTER) is None
+
+
+def test_an_id_adds_nothing_to_the_cookie_but_its_letters() -> None:
+    assert make_cookie("t", "a; Domain=evil.example", "/", 60, is_secure=False).startswith(
+        "gangline_session_aDomainevilexample="
+    )

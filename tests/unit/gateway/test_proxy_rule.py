@@ -45,7 +45,8 @@ def test_the_token_leaves_the_address() -> None:
 
 def test_nothing_that_authenticates_a_user_reaches_the_task() -> None:
     given: Headers = [
-        (b"host", HOST), (b"authorization", b"Bearer secret"), (b"cookie", b"gangline_proxy=secret; _xsrf=2"),
+        (b"host", HOST), (b"authorization", b"Bearer secret"),
+        (b"cookie", b"gangline_proxy=secret; gangline_session_5b3f=secret; _xsrf=2"),
         (b"Cookie", b"gangline_proxy=secret"), (b"connection", b"keep-alive"), (b"x-xsrftoken", b"2"),
     ]  # fmt: skip
     kept = request_headers(given)
@@ -67,6 +68,7 @@ def test_nothing_that_authenticates_a_user_reaches_the_task() -> None:
         ("a=1; Domain=example.org; Secure", "a=1; Secure; Path=/proxy/12/"),
         ("gangline_proxy=mine; Path=/proxy/12/", ""),
         ("gangline_proxy\t=mine", ""),
+        ("gangline_session_5b3f=mine; Path=/api/", ""),
         ("=gangline_proxy=mine", ""),
         ("gangline_proxy", ""),
         ("a=1", "a=1; Path=/proxy/12/"),

@@ -4,7 +4,7 @@ import { useState } from "preact/hooks";
 import { api, type Schemas } from "../../api/client";
 import { Command, Confirm, Dialog } from "../../parts/basic";
 import { go } from "../../router";
-import { user } from "../../session";
+import { hasRightsOf } from "../../session";
 import { complain, say } from "../../toast";
 import { ConfigEditor } from "./config_editor";
 import type { Study, StudyRow } from "./study";
@@ -14,6 +14,8 @@ interface Action {
   isPossible: (row: StudyRow) => boolean;
   /** What it does; empty for one that can be undone, which does not ask. */
   consequence: string;
+  /** Whether the owner and administrators alone may do it. */
+  isOfOwner?: boolean;
 }
 
 const ACTIONS = {
@@ -39,6 +41,7 @@ const ACTIONS = {
     title: "Delete",
     isPossible: (row) => row.outcome !== null && !row.deleting,
     consequence: "Its checkpoints, TensorBoard files, logs and metrics are deleted for good.",
+    isOfOwner: true,
   },
 } satisfies Record<string, Action>;
 type Name = keyof typeof ACTIONS;
@@ -47,7 +50,7 @@ export function StudyActions({ study }: { study: Study }) {
   const { row } = study;
   const [asked, setAsked] = useState<Name | "edit" | "fork" | "continue" | null>(null);
   const close = () => setAsked(null);
-  const isAllowed = user.value?.admin === true || user.value?.username === row.owner;
+  const isOwned = hasRightsOf(row.owner);
   const run = async (name: Name) => {
     const parts = { experiment_id: row.id };
     if (name === "delete") await api.delete("/api/v1/experiments/{experiment_id}", { parts });
@@ -62,41 +65,37 @@ export function StudyActions({ study }: { study: Study }) {
   const isSingle = row.numTrials === 1 && row.outcome !== null;
   return (
     <>
-      <fieldset class="choice">
+      <fieldset class="choice wrap">
         <legend class="hidden">Actions</legend>
-        {isAllowed
-          ? (Object.keys(ACTIONS) as Name[])
-              .filter((name) => ACTIONS[name].isPossible(row))
-              .map((name) => (
-                <button
-                  key={name}
-                  type="button"
-                  class={name === "kill" || name === "delete" ? "danger" : ""}
-                  onClick={() => press(name)}
-                >
-                  {ACTIONS[name].title}
-                </button>
-              ))
-          : null}
-        {isAllowed ? (
-          <button type="button" onClick={() => setAsked("edit")}>
-            Edit
-          </button>
-        ) : null}
+        {(Object.keys(ACTIONS) as Name[])
+          .filter((name) => ACTIONS[name].isPossible(row) && (isOwned || !isForOwner(name)))
+          .map((name) => (
+            <button
+              key={name}
+              type="button"
+              class={name === "kill" || name === "delete" ? "danger" : ""}
+              onClick={() => press(name)}
+            >
+              {ACTIONS[name].title}
+            </button>
+          ))}
+        <button type="button" onClick={() => setAsked("edit")}>
+          Edit
+        </button>
         {/* A fork has the code of its source, which its owner and administrators read. */}
-        {isAllowed ? (
+        {isOwned ? (
           <button type="button" onClick={() => setAsked("fork")}>
             Fork
           </button>
         ) : null}
-        {isAllowed && isSingle ? (
+        {isOwned && isSingle ? (
           <button type="button" onClick={() => setAsked("continue")}>
             Continue
           </button>
         ) : null}
       </fieldset>
-      {isAllowed ? null : (
-        <span class="quiet">Only {row.owner} and administrators may change or fork this experiment.</span>
+      {isOwned ? null : (
+        <span class="quiet">Only {row.owner} and administrators fork, continue and delete this experiment.</span>
       )}
       {asked === "edit" ? <Editor row={row} onClose={close} /> : null}
       {asked === "fork" || asked === "continue" ? <ConfigEditor kind={asked} study={study} onClose={close} /> : null}
@@ -115,6 +114,11 @@ export function StudyActions({ study }: { study: Study }) {
       ) : null}
     </>
   );
+}
+
+function isForOwner(name: Name): boolean {
+  const action: Action = ACTIONS[name];
+  return action.isOfOwner === true;
 }
 
 /** Edits the texts, the labels and the priority. Only what was changed is sent. */

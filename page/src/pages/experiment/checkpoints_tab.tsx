@@ -7,14 +7,23 @@ import { formatBytes } from "../../lib/text";
 import { Command, Confirm, CopyButton, Empty, Loading, Problem, Time } from "../../parts/basic";
 import { RegisterDialog } from "../../parts/register";
 import { href } from "../../router";
+import { hasRightsOf } from "../../session";
 import { complain, say } from "../../toast";
 
 type Checkpoint = Schemas["Checkpoint"];
 const PAGE = 50;
 const REFRESH_SECONDS = 5;
 
-/** trialId: only those of this trial; empty for all of the experiment. */
-export function Checkpoints({ experimentId, trialId }: { experimentId: number; trialId: string }) {
+interface Props {
+  experimentId: number;
+  /** Only those of this trial; empty for all of the experiment. */
+  trialId: string;
+  /** Of the experiment; null until it is known. */
+  owner: string | null;
+}
+
+export function Checkpoints({ experimentId, trialId, owner }: Props) {
+  const mayDelete = owner !== null && hasRightsOf(owner);
   const [limit, setLimit] = useState(PAGE);
   const [asked, setAsked] = useState<Checkpoint | null>(null);
   const [registered, setRegistered] = useState<Checkpoint | null>(null);
@@ -48,6 +57,9 @@ export function Checkpoints({ experimentId, trialId }: { experimentId: number; t
   }
   return (
     <>
+      {mayDelete || owner === null ? null : (
+        <p class="quiet">Only {owner} and administrators delete these checkpoints.</p>
+      )}
       <ul class="plain cards">
         {shown.map((each) => (
           <li key={each.id}>
@@ -55,7 +67,7 @@ export function Checkpoints({ experimentId, trialId }: { experimentId: number; t
               checkpoint={each}
               hasTrial={trialId === ""}
               onRegister={() => setRegistered(each)}
-              onDelete={() => setAsked(each)}
+              onDelete={mayDelete ? () => setAsked(each) : null}
             />
           </li>
         ))}
@@ -82,7 +94,8 @@ interface CardProps {
   checkpoint: Checkpoint;
   hasTrial: boolean;
   onRegister: () => void;
-  onDelete: () => void;
+  /** null where the caller may not. */
+  onDelete: (() => void) | null;
 }
 
 function CheckpointCard({ checkpoint, hasTrial, onRegister, onDelete }: CardProps) {
@@ -100,9 +113,11 @@ function CheckpointCard({ checkpoint, hasTrial, onRegister, onDelete }: CardProp
         <button type="button" disabled={checkpoint.state !== "COMPLETED"} onClick={onRegister}>
           Register
         </button>
-        <button type="button" class="danger" disabled={checkpoint.state !== "COMPLETED"} onClick={onDelete}>
-          Delete
-        </button>
+        {onDelete === null ? null : (
+          <button type="button" class="danger" disabled={checkpoint.state !== "COMPLETED"} onClick={onDelete}>
+            Delete
+          </button>
+        )}
       </div>
       <details>
         <summary>

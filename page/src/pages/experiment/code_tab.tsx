@@ -5,13 +5,20 @@ import { ApiError, addressOf, download, send } from "../../api/client";
 import { readTar, type TarFile, textOf } from "../../lib/tar";
 import { Command, CopyButton, Empty, Loading, Problem } from "../../parts/basic";
 import { place, setQuery } from "../../router";
+import { hasRightsOf } from "../../session";
 import { complain } from "../../toast";
 
 /** Bytes of an unpacked archive that the page shows. */
 const MOST_BYTES = 64 * 2 ** 20;
 const MOST_SHOWN = 500_000;
 
-export function Code({ id }: { id: number }) {
+/** owner: of the experiment, whose code nobody else but administrators may read. */
+export function Code({ id, owner }: { id: number; owner: string }) {
+  if (hasRightsOf(owner)) return <CodeOf id={id} />;
+  return <p>Only {owner} and administrators read the code of this experiment.</p>;
+}
+
+function CodeOf({ id }: { id: number }) {
   const [files, setFiles] = useState<TarFile[] | null>(null);
   const [error, setError] = useState<ApiError | null>(null);
   const address = addressOf("/api/v1/experiments/{experiment_id}/code", { experiment_id: id });

@@ -7,7 +7,7 @@ import { ReportFeed, useSeries } from "../../api/series";
 import { smooth } from "../../lib/curves";
 import { lookOf } from "../../lib/look";
 import { formatNumber } from "../../lib/text";
-import { Empty, Loading, Problem } from "../../parts/basic";
+import { Command, Empty, Loading, Problem } from "../../parts/basic";
 import { Chart } from "../../parts/chart";
 import { ChartControls, useChartSettings, zoomOf } from "../../parts/chart_controls";
 import { href, place, setQuery } from "../../router";
@@ -32,7 +32,12 @@ export function Curves({ row }: { row: StudyRow }) {
     );
   }, [row.id, row.numTrials]);
   if (trials === null) return error === null ? <Loading /> : <Problem error={error} />;
-  if (trials.length === 0) return <Empty>The scheduler has made no trial yet.</Empty>;
+  if (trials.length === 0)
+    return (
+      <Empty>
+        The scheduler has made no trial yet; why: <Command text={`gangline job explain ${row.id}`} />
+      </Empty>
+    );
   return (
     <>
       <CurvesOf

@@ -4,6 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { ApiError, api, type Schemas } from "../../api/client";
 import { writeFields } from "../../lib/field_list";
 import { Empty, Loading, Problem } from "../../parts/basic";
+import { Head, TableFrame } from "../../parts/form";
 import { HeatMap, ParallelCoordinates, type Sample, Scatter } from "../../parts/plots";
 import { place, setQuery } from "../../router";
 import { readFields, type Study, type TrialRow } from "./study";
@@ -15,6 +16,7 @@ export function Search({ study }: { study: Study }) {
   const { row } = study;
   const [names, setNames] = useState<string[]>([]);
   const [samples, setSamples] = useState<Sample[] | null>(null);
+  const [batches, setBatches] = useState<number[]>([]);
   const [error, setError] = useState<ApiError | null>(null);
   const fail = (failure: unknown) => failure instanceof ApiError && setError(failure);
   const isSmallerBetter = row.smallerIsBetter !== false;
@@ -23,7 +25,7 @@ export function Search({ study }: { study: Study }) {
       const { hparams } = await readFields(row.id);
       const query = {
         experimentId: row.id,
-        fields: writeFields(["best", ...hparams]),
+        fields: writeFields(["best", "batches", ...hparams]),
         sort: isSmallerBetter ? "best" : "-best",
         limit: MOST_TRIALS,
       };
@@ -31,6 +33,7 @@ export function Search({ study }: { study: Study }) {
       const found = (page.rows as unknown as TrialRow[]).map((trial) => sampleOf(trial, hparams));
       setNames(varying(found, hparams));
       setSamples(found);
+      setBatches(page.rows.map((trial) => Number(trial.batches)));
     };
     load().catch(fail);
   }, [row.id, row.numTrials, row.numTrialsEnded]);
@@ -40,7 +43,7 @@ export function Search({ study }: { study: Study }) {
   const metric = row.metric ?? "metric";
   return (
     <>
-      <Rungs study={study} />
+      <Rungs study={study} batches={samples.length < row.numTrials ? null : batches} />
       {rated < 2 || names.length === 0 ? (
         <Empty>
           Plots need two trials with a value of {metric} and a hyperparameter that differs; so far {rated} of{" "}
@@ -114,8 +117,9 @@ function Plots({ samples, names, metric, isSmallerBetter }: PlotsProps) {
   );
 }
 
-/** The rungs at which a search by successive halving stops its worse trials. */
-function Rungs({ study }: { study: Study }) {
+/** The rungs at which a search by successive halving stops its worse trials. batches: what each trial has trained; null
+ * if some are not known. */
+function Rungs({ study, batches }: { study: Study; batches: number[] | null }) {
   const [preview, setPreview] = useState<Schemas["SearchPreview"] | null>(null);
   const isHalving = ["async_halving", "adaptive_asha"].includes(study.row.searcher ?? "");
   useEffect(() => {
@@ -124,39 +128,32 @@ function Rungs({ study }: { study: Study }) {
     api.post("/api/v1/preview-hp-search", { body }).then(setPreview, () => {});
   }, [isHalving, study.row.id]);
   if (preview === null || preview.brackets.length === 0) return null;
+  // Other units than batches are known to the search alone.
+  const isCounted = preview.unit === "batches" && batches !== null;
+  const titles = ["Bracket", "Rung", `After ${preview.unit || "units"}`, "Trials expected", "At least", "At most"];
   return (
     <>
       <h2>Rungs</h2>
-      <div class="scroll">
-        <table>
-          <thead>
-            <tr>
-              {["Bracket", "Rung", `After ${preview.unit || "units"}`, "Trials expected", "At least", "At most"].map(
-                (title) => (
-                  <th key={title} scope="col">
-                    {title}
-                  </th>
-                ),
-              )}
-            </tr>
-          </thead>
-          <tbody>
-            {preview.brackets.flatMap((bracket, index) =>
-              bracket.rungs.map((rung, place) => (
+      <TableFrame label="Rungs">
+        <Head titles={isCounted ? [...titles, "Trained so far, of all brackets"] : titles} />
+        <tbody>
+          {preview.brackets.flatMap((bracket, index) =>
+            bracket.rungs.map((rung, place) => {
+              const planned = [rung.length, rung.expectedTrials, rung.minTrials, rung.maxTrials];
+              const reached = isCounted ? [batches.filter((each) => each >= rung.length).length] : [];
+              return (
                 <tr key={`${index} ${rung.length}`}>
-                  {[index + 1, place + 1, rung.length, rung.expectedTrials, rung.minTrials, rung.maxTrials].map(
-                    (value, column) => (
-                      <td key={column} class="number">
-                        {value}
-                      </td>
-                    ),
-                  )}
+                  {[index + 1, place + 1, ...planned, ...reached].map((value, column) => (
+                    <td key={column} class="number">
+                      {value}
+                    </td>
+                  ))}
                 </tr>
-              )),
-            )}
-          </tbody>
-        </table>
-      </div>
+              );
+            }),
+          )}
+        </tbody>
+      </TableFrame>
     </>
   );
 }

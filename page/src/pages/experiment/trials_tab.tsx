@@ -3,6 +3,7 @@
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { useChanges } from "../../api/changes";
 import { ApiError, api } from "../../api/client";
+import { MOST_COMPARED } from "../../lib/differences";
 import { writeFields } from "../../lib/field_list";
 import { formatNumber, formatValue } from "../../lib/text";
 import { Command, Empty, Problem, StateBadge } from "../../parts/basic";
@@ -11,7 +12,6 @@ import { go, href, place, setQuery } from "../../router";
 import { readFields, type StudyRow, type TrialRow } from "./study";
 
 const PAGE_ROWS = 200;
-const MOST_COMPARED = 20;
 const BASE = ["state", "outcome", "reason", "batches", "best", "bestBatches", "latest", "restarts", "duration"];
 
 export function Trials({ row }: { row: StudyRow }) {
@@ -35,7 +35,12 @@ export function Trials({ row }: { row: StudyRow }) {
     },
     [rows.length, total, loadMore],
   );
-  if (row.numTrials === 0) return <Empty>The scheduler has made no trial yet.</Empty>;
+  if (row.numTrials === 0)
+    return (
+      <Empty>
+        The scheduler has made no trial yet; why: <Command text={`gangline job explain ${row.id}`} />
+      </Empty>
+    );
   const columns = columnsOf(row, hparams ?? [], selected, toggle);
   return (
     <>

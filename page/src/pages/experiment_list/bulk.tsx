@@ -5,6 +5,7 @@ import { ApiError, api, type Schemas } from "../../api/client";
 import { count } from "../../lib/text";
 import { Command, Dialog, Problem } from "../../parts/basic";
 import { href } from "../../router";
+import { user } from "../../session";
 import { say } from "../../toast";
 
 type Action = Schemas["BulkAction"];
@@ -135,6 +136,8 @@ function BulkDialog({ action, named, onClose, onDone }: DialogProps) {
   };
 
   const number = counted?.numMatching ?? 0;
+  const isOwnAlone = action === "DELETE" && user.value?.admin !== true;
+  const isPossible = counted !== null && (isOwnAlone ? counted.numOwned : number) > 0;
   const isRunning = progress !== null && !progress.isOver;
   return (
     <Dialog title={`${title} ${counted === null ? "experiments" : count(number, "experiment")}?`} onClose={onClose}>
@@ -145,6 +148,7 @@ function BulkDialog({ action, named, onClose, onDone }: DialogProps) {
           {counted === null ? null : `${count(number, "experiment")} match, ${counted.numOwned} of them are yours.`}
         </p>
         {warning ? <p>{warning}</p> : null}
+        {isOwnAlone ? <p>Only your own are deleted; those of others need their owners or an administrator.</p> : null}
         {action === "LABEL" ? (
           <>
             <label>
@@ -176,7 +180,7 @@ function BulkDialog({ action, named, onClose, onDone }: DialogProps) {
             <button
               type="button"
               class={warning ? "danger" : "main"}
-              disabled={counted === null || number === 0 || !isReady || isRunning}
+              disabled={!isPossible || !isReady || isRunning}
               onClick={run}
             >
               {title}

@@ -2,6 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { type Layout, MAX_WIDTH, MIN_WIDTH, moved, resized, toggled } from "../../lib/columns";
+import { TRAINING } from "../../lib/training_values";
 import { Dialog } from "../../parts/basic";
 import { FIXED, fieldOf, isField } from "./fields";
 import { useFields } from "./use_fields";
@@ -15,6 +16,7 @@ interface Props {
 
 export function ColumnChoice({ layout, onChange, onStandard, onClose }: Props) {
   const [search, setSearch] = useState("");
+  const [training, setTraining] = useState("");
   const { fields, total } = useFields(search);
   const names = fields.map((field) => field.name).filter(isField);
   // Those that the page has a title for come in its order, and hyperparameters and metrics after them.
@@ -81,6 +83,21 @@ export function ColumnChoice({ layout, onChange, onStandard, onClose }: Props) {
           ))}
         </ul>
         {total > fields.length ? <p>{total - fields.length} more are found by typing a part of their names.</p> : null}
+        <form
+          class="row"
+          onSubmit={(event) => {
+            event.preventDefault();
+            const id = TRAINING + training.trim();
+            if (training.trim() !== "" && !layout.ids.includes(id)) onChange(toggled(layout, id));
+            setTraining("");
+          }}
+        >
+          <label>
+            Training metric, as <code>loss</code>{" "}
+            <input value={training} onInput={(event) => setTraining(event.currentTarget.value)} />
+          </label>
+          <button type="submit">Add</button>
+        </form>
         <label>
           Columns that stay at the left{" "}
           <select

@@ -3,6 +3,7 @@
 import type { ComponentChildren } from "preact";
 import type { Row } from "../../lib/row_list";
 import { formatDuration, formatNumber, formatValue } from "../../lib/text";
+import { TRAINING } from "../../lib/training_values";
 import { Name, StateBadge, Time } from "../../parts/basic";
 import { href } from "../../router";
 
@@ -57,9 +58,11 @@ const FIELDS: Record<string, Field> = {
   kind: field("Kind"),
 };
 
-const FAMILIES = /^(hp|validation)\../;
+const FAMILIES = /^(hp|validation|training)\../;
 /** Sorted by none: a row has several values. */
 const UNSORTED = new Set(["labels"]);
+/** What a column of a training metric needs: whose values it shows, and whether there may be later ones. */
+const FOR_TRAINING = ["bestTrial", "batches"];
 
 export const STANDARD = {
   ids: ["id", "name", "state", "owner", "startTime", "duration", "progress", "best", "labels"],
@@ -73,8 +76,13 @@ export function isField(name: string): boolean {
   return Object.hasOwn(FIELDS, name) || FAMILIES.test(name);
 }
 
+/** Whether it is the newest value of a training metric, which the tables of the gateway do not have. */
+export function isTraining(name: string): boolean {
+  return name.startsWith(TRAINING);
+}
+
 export function isSortable(name: string): boolean {
-  return !UNSORTED.has(name);
+  return !UNSORTED.has(name) && !isTraining(name);
 }
 
 export function fieldOf(name: string): Field {
@@ -83,7 +91,8 @@ export function fieldOf(name: string): Field {
 
 /** Returns the fields that the columns need. */
 export function fieldsFor(ids: string[]): string[] {
-  return [...new Set([...ids.flatMap((id) => (id === "state" ? ["state", "outcome"] : [id])), "name"])];
+  const needed = ids.flatMap((id) => (id === "state" ? ["state", "outcome"] : isTraining(id) ? FOR_TRAINING : [id]));
+  return [...new Set([...needed, "name"])];
 }
 
 export function cellOf(name: string, row: Row): ComponentChildren {

@@ -1,22 +1,25 @@
 /** A list of experiments: filters, saved views, actions on those that are selected, and the table. The address holds what
  * it shows. */
 
-import { useMemo, useState } from "preact/hooks";
+import { useCallback, useMemo, useState } from "preact/hooks";
 import { type Layout, readLayout, resized, writeLayout } from "../../lib/columns";
+import { MOST_COMPARED } from "../../lib/differences";
 import { isNarrowed, readListQuery, wholeFilter } from "../../lib/list_query";
-import { lengthOf, type Row, rowAt, totalOf } from "../../lib/row_list";
+import { lengthOf, type Row, type RowList, rowAt, totalOf } from "../../lib/row_list";
 import { clickedSort, joinNames, readSort, type SortKey, writeSort } from "../../lib/sorting";
-import { count } from "../../lib/text";
+import { count, formatNumber } from "../../lib/text";
+import { keyOf, TRAINING, type TrainingValues } from "../../lib/training_values";
 import { Command, Empty, Problem } from "../../parts/basic";
 import { type Column, VirtualTable } from "../../parts/virtual_table";
-import { place, setQuery } from "../../router";
+import { go, place, setQuery } from "../../router";
 import { user } from "../../session";
 import { BulkActions } from "./bulk";
 import { ColumnChoice } from "./column_choice";
-import { cellOf, fieldOf, fieldsFor, isField, isSortable, STANDARD } from "./fields";
+import { cellOf, fieldOf, fieldsFor, isField, isSortable, isTraining, STANDARD } from "./fields";
 import { FilterBar } from "./filter_bar";
 import { SavedViews } from "./saved_views";
-import { EVERYTHING, isSelected, NOTHING, namedBy, type Selection, sizeOf, toggledIn } from "./selection";
+import { chosenIn, EVERYTHING, isSelected, NOTHING, namedBy, type Selection, sizeOf, toggledIn } from "./selection";
+import { useTrainingValues } from "./training";
 import { useRows } from "./use_rows";
 import "./list.css";
 
@@ -37,7 +40,24 @@ export function ExperimentList({ within = "", hasViews = true }: { within?: stri
   const { list } = rows;
   const total = list === null ? 0 : totalOf(list);
   const numSelected = sizeOf(selection, total);
-  const columns = useColumns(layout, query.sort, selection, select, total);
+  const chosen =
+    list !== null && numSelected <= MOST_COMPARED && numSelected >= 2
+      ? chosenIn(selection, knownRows(list), total)
+      : null;
+  const [range, setRange] = useState({ first: 0, last: 0 });
+  const { needRange } = rows;
+  const onRange = useCallback(
+    (first: number, last: number) => {
+      needRange(first, last);
+      setRange({ first, last });
+    },
+    [needRange],
+  );
+  const training = useTrainingValues(
+    list === null ? [] : knownRows(list, range.first, range.last + 1),
+    layout.ids.filter(isTraining).map((id) => id.slice(TRAINING.length)),
+  );
+  const columns = useColumns(layout, query.sort, selection, select, total, training);
   const at = useMemo(() => (index: number) => (list === null ? undefined : rowAt(list, index)), [list]);
   return (
     <>
@@ -68,6 +88,7 @@ export function ExperimentList({ within = "", hasViews = true }: { within?: stri
             Select none
           </button>
         )}
+        <CompareButton chosen={chosen} numSelected={numSelected} />
         <BulkActions
           named={namedBy(selection, filter)}
           numSelected={numSelected}
@@ -100,7 +121,7 @@ export function ExperimentList({ within = "", hasViews = true }: { within?: stri
           rowAt={at}
           keyOf={(row) => row.id}
           kindOf={(row) => (list?.gone.has(row.id) ? "gone" : "")}
-          onRange={rows.needRange}
+          onRange={onRange}
           onResize={(id, width) => setLayout(resized(layout, id, width))}
         />
       )}
@@ -116,12 +137,38 @@ export function ExperimentList({ within = "", hasViews = true }: { within?: stri
   );
 }
 
+/** Returns the rows between two places that have been read and still match. */
+function knownRows(list: RowList, first = 0, end = lengthOf(list)): Row[] {
+  const rows: Row[] = [];
+  for (let index = first; index < end; index++) {
+    const row = rowAt(list, index);
+    if (row !== undefined && !list.gone.has(row.id)) rows.push(row);
+  }
+  return rows;
+}
+
+/** chosen: the experiments to compare; null if they are too many, or not all known here. */
+function CompareButton({ chosen, numSelected }: { chosen: number[] | null; numSelected: number }) {
+  const isPossible = chosen !== null;
+  return (
+    <button
+      type="button"
+      disabled={!isPossible}
+      title={isPossible ? "" : `select 2 to ${MOST_COMPARED} experiments, which their best trials stand for`}
+      onClick={() => go(`/compare?experiment=${chosen?.join("&experiment=")}`)}
+    >
+      Compare {numSelected} of at most {MOST_COMPARED}
+    </button>
+  );
+}
+
 function useColumns(
   layout: Layout,
   sort: string,
   selection: Selection,
   select: (next: Selection) => void,
   total: number,
+  training: TrainingValues,
 ): Column<Row>[] {
   const keys = readSort(sort);
   const chosen = layout.ids.map((id): Column<Row> => {
@@ -131,11 +178,12 @@ function useColumns(
       id,
       title,
       width: layout.widths[id] ?? width,
-      isNumber: kind === "number" || kind === "share" || kind === "seconds",
+      isNumber: isTraining(id) || kind === "number" || kind === "share" || kind === "seconds",
       isResizable: true,
       ...(key ? { sorted: key.isDescending ? "descending" : "ascending" } : {}),
       head: isSortable(id) ? <SortHead id={id} title={title} keys={keys} /> : title,
-      cell: (row) => cellOf(id, row),
+      cell: (row) =>
+        isTraining(id) ? formatNumber(training.get(keyOf(row.bestTrial, id.slice(TRAINING.length)))) : cellOf(id, row),
     };
   });
   const selectColumn: Column<Row> = {

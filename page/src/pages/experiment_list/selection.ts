@@ -26,6 +26,15 @@ export function sizeOf({ isAll, ids }: Selection, total: number): number {
   return isAll ? Math.max(0, total - ids.size) : ids.size;
 }
 
+/** Returns the selected ids in the order of the list; null if some of them are not known here. rows: those that are
+ * known, in their order. total: how many match. */
+export function chosenIn({ isAll, ids }: Selection, rows: { id: number }[], total: number): number[] | null {
+  if (isAll) return rows.length < total ? null : rows.map((row) => row.id).filter((id) => !ids.has(id));
+  const shown = rows.map((row) => row.id).filter((id) => ids.has(id));
+  // Rows that have left the list meanwhile stay selected, and come last.
+  return [...shown, ...[...ids].filter((id) => !shown.includes(id))];
+}
+
 /** Returns what an order on the selection names: ids, or a filter. filter: of the list. */
 export function namedBy({ isAll, ids }: Selection, filter: string): { ids: number[] } | { filter: string } {
   if (!isAll) return { ids: [...ids].sort((a, b) => a - b) };

@@ -16,13 +16,16 @@ const POINTS = 800;
 const NAMES = 200;
 const CHARTS = 24;
 const CHART_HEIGHT = 380;
+/** The group of a step's times and of the load of the machine. */
+const SYSTEM = "profiling";
 
 export function Metrics({ id, isOver }: { id: string; isOver: boolean }) {
   const search = place.value.query.get("search") ?? "";
+  const group = place.value.query.get("group") ?? "";
   const settings = useChartSettings();
   const feed = useMemo(() => new ReportFeed(), [id]);
   const [numShown, setShown] = useState(CHARTS);
-  const { names, total, error, learn, loadMore } = useNames(id, search);
+  const { names, total, error, learn, loadMore } = useNames(id, search, group);
   useChanges(
     isOver ? null : { metrics: [id] },
     ({ metrics }) => {
@@ -53,6 +56,21 @@ export function Metrics({ id, isOver }: { id: string; isOver: boolean }) {
             }}
           />
         </label>
+        <label>
+          Group{" "}
+          <select
+            value={group}
+            onChange={(event) => {
+              setShown(CHARTS);
+              setQuery({ group: event.currentTarget.value });
+            }}
+          >
+            <option value="">all</option>
+            <option value="training">training</option>
+            <option value="validation">validation</option>
+            <option value={SYSTEM}>profile and system</option>
+          </select>
+        </label>
         <span class="quiet" role="status">
           {total} metrics
         </span>
@@ -61,12 +79,17 @@ export function Metrics({ id, isOver }: { id: string; isOver: boolean }) {
       <ChartControls settings={settings} />
       {charts.length === 0 ? (
         <Empty>
-          {search === "" ? (
+          {search !== "" ? (
+            `No metric contains ${search}.`
+          ) : group === SYSTEM ? (
+            <>
+              The trial reports no times of its steps, and no load of GPU, CPU, memory and network. The configuration{" "}
+              <code>{"profiling: {enabled: true}"}</code> turns them on.
+            </>
+          ) : (
             <>
               The trial has reported no metric yet; programs do so with <code>core.train.report_training_metrics</code>.
             </>
-          ) : (
-            `No metric contains ${search}.`
           )}
         </Empty>
       ) : null}
@@ -125,16 +148,16 @@ function MetricChart({ id, entry, settings, feed }: ChartProps) {
 type MetricName = Schemas["MetricName"];
 
 /** The metrics that match, a page at a time. Names of new reports are added as they come. */
-function useNames(id: string, search: string) {
+function useNames(id: string, search: string, group: string) {
   const [state, setState] = useState<{ key: string; names: MetricName[] | null; total: number }>({
     key: "",
     names: null,
     total: 0,
   });
   const [error, setError] = useState<ApiError | null>(null);
-  const key = JSON.stringify([id, search]);
+  const key = JSON.stringify([id, search, group]);
   const load = async (offset: number, signal?: AbortSignal) => {
-    const query = { trialIds: [id], search, offset, limit: NAMES };
+    const query = { trialIds: [id], search, group, offset, limit: NAMES };
     try {
       const found = await api.get("/api/v1/metrics/names", { query, ...(signal === undefined ? {} : { signal }) });
       setError(null);
@@ -160,7 +183,9 @@ function useNames(id: string, search: string) {
       const reported = reports.flatMap(({ point }) =>
         Object.keys(point.metrics).map((name) => ({ group: point.group, name })),
       );
-      const matching = reported.filter(({ name }) => name.toLowerCase().includes(wanted));
+      const matching = reported.filter(
+        (metric) => (group === "" || metric.group === group) && metric.name.toLowerCase().includes(wanted),
+      );
       const names = distinct([...former.names, ...matching]);
       return names.length === former.names.length ? former : { ...former, names, total: names.length };
     });

@@ -1,15 +1,19 @@
 /** What a trial is: its hyperparameters, its attempts, how it failed, and the strategy that was chosen for it. */
 
 import type { ComponentChildren } from "preact";
-import type { Schemas } from "../../api/client";
+import { api, type Schemas } from "../../api/client";
+import { useLive } from "../../api/live";
 import { flatten } from "../../lib/differences";
 import { shownText } from "../../lib/log_lines";
-import { formatDuration, formatNumber, formatValue } from "../../lib/text";
-import { Name, Time } from "../../parts/basic";
+import { count, formatBytes, formatDuration, formatNumber, formatValue } from "../../lib/text";
+import { Command, Name, Problem, Time } from "../../parts/basic";
+import { Head, TableFrame } from "../../parts/form";
 import { href } from "../../router";
 
 type TrialView = Schemas["TrialView"];
 type ExitReport = Schemas["ExitReport"];
+/** Seconds between two looks at what the trial has measured. */
+const FUSION_SECONDS = 10;
 
 export function Overview({ view }: { view: TrialView }) {
   const { trial, newest } = view;
@@ -53,7 +57,8 @@ export function Overview({ view }: { view: TrialView }) {
       <Values title="Hyperparameters" values={trial.hparams} />
       <Attempts view={view} />
       {trial.lastFailure ? <Failure trialId={trial.id} failure={trial.lastFailure} /> : null}
-      <Strategy choice={trial.strategyChoice} />
+      <Strategy choice={trial.strategyChoice} experimentId={trial.experimentId} />
+      <Fusion trialId={trial.id} />
       <Values title="Metadata of its program" values={trial.metadata} />
     </>
   );
@@ -132,6 +137,7 @@ function Attempts({ view }: { view: TrialView }) {
           ))}
         </dl>
       )}
+      <EndedAttempts trial={trial} />
       {trial.sizeChanges.map((change) => (
         <p key={change.time}>
           It went to {change.slots} of {change.fullSlots} slots: {change.reason}
@@ -146,6 +152,54 @@ function Attempts({ view }: { view: TrialView }) {
         ))}
     </Section>
   );
+}
+
+/** The attempts before the newest one, and that one once it has ended. The trial's record has the last 16. */
+function EndedAttempts({ trial }: { trial: Schemas["Trial"] }) {
+  if (trial.endedAttempts.length === 0) return null;
+  return (
+    <TableFrame label="Ended attempts">
+      <Head titles={["Attempt", "Began", "Lasted", "Slots", "Start", "End", "Log"]} />
+      <tbody>
+        {trial.endedAttempts.toReversed().map((each) => (
+          <tr key={each.attempt}>
+            <th scope="row">{each.attempt}</th>
+            <td>
+              <Time at={each.startTime} />
+            </td>
+            <td>{lasted(each.startTime, each.endTime)}</td>
+            <td>
+              {count(each.gpuSlots + each.cpuSlots, "slot")} of {each.pool}
+            </td>
+            <td>{startOf(each.timeline)}</td>
+            <td class="reason">{each.ending === "" ? "orderly" : shownText(each.ending)}</td>
+            <td>
+              <a
+                href={href(`/trials/${trial.id}?tab=logs&at=${each.startTime ?? ""}`)}
+                aria-label={`Log of attempt ${each.attempt}`}
+              >
+                Log
+              </a>
+            </td>
+          </tr>
+        ))}
+      </tbody>
+    </TableFrame>
+  );
+}
+
+/** Returns how long each phase of a start took, the phases that were reached. */
+function startOf(timeline: Schemas["Timeline"]): string {
+  const times = PHASES.filter(([name]) => timeline[name] !== null);
+  const spans = times.slice(1).map(([name, words], index) => {
+    const former = times[index]?.[0] ?? name;
+    return `${words} after ${lasted(timeline[former], timeline[name])}`;
+  });
+  return spans.join(", ") || "–";
+}
+
+function lasted(from: string | null, to: string | null): string {
+  return from === null || to === null ? "–" : formatDuration((Date.parse(to) - Date.parse(from)) / 1000);
 }
 
 function Failure({ trialId, failure }: { trialId: string; failure: ExitReport }) {
@@ -176,8 +230,17 @@ interface Choice {
 }
 
 /** The choice of `parallelism: auto`, with the strategies that it compared. */
-function Strategy({ choice }: { choice: unknown }) {
-  if (typeof choice !== "object" || choice === null) return null;
+function Strategy({ choice, experimentId }: { choice: unknown; experimentId: number }) {
+  if (typeof choice !== "object" || choice === null) {
+    return (
+      <Section title="Strategy">
+        <p>
+          The <a href={href(`/experiments/${experimentId}?tab=config`)}>configuration</a> names it. With{" "}
+          <code>parallelism: auto</code> the choice is explained here.
+        </p>
+      </Section>
+    );
+  }
   const { rows = [], ...others } = choice as Choice;
   const columns = [...new Set(rows.flatMap((row) => Object.keys(row)))];
   return (
@@ -214,6 +277,33 @@ function Strategy({ choice }: { choice: unknown }) {
           </table>
         </section>
       )}
+    </Section>
+  );
+}
+
+/** The sizes of buckets that this trial measured, and what they gain. Later trials of its kind begin with them. */
+function Fusion({ trialId }: { trialId: string }) {
+  const live = useLive(
+    `fusion ${trialId}`,
+    (signal) => api.get("/api/v1/fusion", { query: { trialId }, signal }),
+    FUSION_SECONDS,
+  );
+  return (
+    <Section title="Tensor fusion">
+      <Problem error={live.error} />
+      {live.value?.records.length === 0 ? (
+        <p>
+          This trial has measured no sizes of buckets: it runs on one slot, uses those of an earlier trial, which its
+          log names, or is still at it. All of them: <Command text="gangline fusion list" />
+        </p>
+      ) : null}
+      {live.value?.records.map((record) => (
+        <p key={record.key}>
+          {record.summary}: buckets of {record.bucketBytes.map(formatBytes).join(", ")}; a step takes{" "}
+          {formatNumber(record.tunedStepSeconds)} s, with the usual buckets {formatNumber(record.defaultStepSeconds)} s.{" "}
+          To have it tuned anew: <Command text={`gangline fusion forget ${record.key}`} />
+        </p>
+      ))}
     </Section>
   );
 }

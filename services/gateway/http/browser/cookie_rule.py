@@ -19,12 +19,15 @@ from gangline.errors import ErrorKind, GanglineError, unauthenticated
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
+# What the names of all sessions' cookies begin with.
 COOKIE = "gangline_session"
 PAGE_HEADER = "x-gangline-page"
 # The cookie is for these paths below the page's own. Tasks are not among them.
 _COOKIE_FOLDER = "api/"
 # The path below which a proxy serves the page, with a slash at both ends.
 _BASE_PATH = re.compile(r"/(?:[A-Za-z0-9._~-]+/)*")
+# Ids are of letters and digits; no other one may end the name.
+_NO_NAME = re.compile(r"[^A-Za-z0-9-]")
 # What an answer of the API and every error has: whatever a browser shows of it may load and run nothing.
 _POLICY = b"default-src 'none'; frame-ancestors 'none'"
 # The page has no script, style or connection but those of its own origin.
@@ -46,8 +49,15 @@ def guard_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
     return [*headers, *((name, value) for name, value in added if name not in names)]
 
 
-def session_of(method: str, headers: RawHeaders) -> str | None:
-    """Returns the token of the session that authorises this request by its cookie; None without a cookie.
+def cookie_name(cluster_id: str) -> str:
+    """Returns the name of a session's cookie, which has the cluster's id. A browser keeps one cookie of a name for all
+    ports of a host, so two clusters there would end each other's sessions. All gateways of a cluster read it."""
+    return f"{COOKIE}_{_NO_NAME.sub('', cluster_id)}"
+
+
+def session_of(method: str, headers: RawHeaders, cluster_id: str) -> str | None:
+    """Returns the token of the session that authorises this request by its cookie; None without a cookie of this
+    cluster.
 
     Raises GanglineError `auth.page_header` for a request that may be another page's: one without our header that is
     more than a user's visit to an address. Raises `auth.other_site` for one of another site, and `auth.two_sessions`
@@ -55,7 +65,8 @@ def session_of(method: str, headers: RawHeaders) -> str | None:
     """
     given = list(headers)
     values = {name.lower(): value.decode("latin-1") for name, value in given}
-    tokens = _tokens_in("; ".join(value.decode("latin-1") for name, value in given if name.lower() == b"cookie"))
+    cookies = "; ".join(value.decode("latin-1") for name, value in given if name.lower() == b"cookie")
+    tokens = _tokens_in(cookies, cookie_name(cluster_id))
     if not tokens:
         return None
     check_page(values, is_visit_allowed=method in ("GET", "HEAD"))
@@ -86,20 +97,21 @@ def check_page(headers: dict[bytes, str], *, is_visit_allowed: bool = False) -> 
         )
 
 
-def make_cookie(token: str, base_path: str, seconds: int, *, is_secure: bool) -> str:
+def make_cookie(token: str, cluster_id: str, base_path: str, seconds: int, *, is_secure: bool) -> str:
     """Returns the value of Set-Cookie. base_path: of the page, as its browser sees it, such as "/" or "/lab/".
     seconds: 0 removes the cookie."""
     value = base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
     path = base_path if _BASE_PATH.fullmatch(base_path) else "/"
     secure = "; Secure" if is_secure else ""
-    return f"{COOKIE}={value}; Path={path}{_COOKIE_FOLDER}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+    where = f"Path={path}{_COOKIE_FOLDER}; Max-Age={seconds}"
+    return f"{cookie_name(cluster_id)}={value}; {where}; HttpOnly; SameSite=Strict{secure}"
 
 
-def _tokens_in(cookies: str) -> set[str]:
+def _tokens_in(cookies: str, own_name: str) -> set[str]:
     tokens = set()
     for part in cookies.split(";"):
         name, _, value = part.strip().partition("=")
-        if name == COOKIE and value:
+        if name == own_name and value:
             try:
                 padded = value + "=" * (-len(value) % 4)
                 tokens.add(base64.b64decode(padded, altchars=b"-_", validate=True).decode())

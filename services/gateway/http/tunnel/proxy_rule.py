@@ -18,8 +18,6 @@ Headers = list[tuple[bytes, bytes]]
 
 PREFIX = "/proxy/"
 COOKIE = "gangline_proxy"
-# Cookies of the gateway, which no task gets or sets. The page's is not sent to these paths anyway.
-_OWN_COOKIES = (COOKIE, SESSION_COOKIE)
 TOKEN_PARAMETER = "token"  # noqa: S105 - the name of a parameter
 # A cookie is replaced by a new one when less than this share of its time is left.
 RENEWAL_SHARE = 0.5
@@ -93,6 +91,12 @@ def _cookies(headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
     return [part.strip() for line in lines for part in line.split(";") if part.strip()]
 
 
+def _is_own_cookie(name: str) -> bool:
+    """Whether it is a cookie of a gateway, which no task gets or sets; also one of another cluster on this host. The
+    page's is not sent to these paths anyway."""
+    return name == COOKIE or name.startswith(SESSION_COOKIE)
+
+
 def is_of_other_site(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether a page of another site made the request, by its Origin. A request without one is not."""
     values = {name.lower(): value for name, value in headers}
@@ -110,7 +114,7 @@ def request_headers(headers: Iterable[tuple[bytes, bytes]], *, is_upgrade: bool 
         for name, value in given
         if name.lower() not in _HOP_BY_HOP and name.lower() not in (b"authorization", b"cookie", b"content-length")
     ]
-    cookies = [part for part in _cookies(given) if part.partition("=")[0].strip() not in _OWN_COOKIES]
+    cookies = [part for part in _cookies(given) if not _is_own_cookie(part.partition("=")[0].strip())]
     if cookies:
         kept.append((b"cookie", "; ".join(cookies).encode("latin-1")))
     if is_upgrade:
@@ -160,7 +164,7 @@ def narrow_cookie(cookie: str, base: str) -> str:
     a browser sends its value alone, which may look like ours."""
     pair, *attributes = [part.strip() for part in cookie.split(";")]
     name, sign, _ = pair.partition("=")
-    if name.strip() in ("", *_OWN_COOKIES) or not sign:
+    if not name.strip() or _is_own_cookie(name.strip()) or not sign:
         return ""
     kept, path = [], base
     for attribute in attributes:
