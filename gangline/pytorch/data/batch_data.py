@@ -22,7 +22,12 @@ def move(batch: Any, device: torch.device) -> Any:
     if not is_list and hasattr(batch, "to"):
         return batch.to(device)
     if is_list or isinstance(batch, list | tuple):
-        values = [move(value, device) for value in batch]
+        # Most values are tensors, which need no further call where they are on the device already.
+        values = [
+            value if type(value) is torch.Tensor and value.device == device else move(value, device) for value in batch
+        ]
+        if is_list:
+            return values
         return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     if isinstance(batch, np.ndarray) and batch.dtype.kind in "biufc":
         return torch.as_tensor(batch).to(device)
