@@ -26,9 +26,8 @@ def move(batch: Any, device: torch.device) -> Any:
         values = [
             value if type(value) is torch.Tensor and value.device == device else move(value, device) for value in batch
         ]
-        if is_list:
-            return values
-        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+        make = type(batch)
+        return values if is_list else make(*values) if hasattr(batch, "_fields") else make(values)
     if isinstance(batch, np.ndarray) and batch.dtype.kind in "biufc":
         return torch.as_tensor(batch).to(device)
     if isinstance(batch, Mapping):
