@@ -22,14 +22,12 @@ def train_call(trial: PyTorchTrial) -> Callable[[Any, int, int], Any]:
     them."""
     method: Callable[..., Any] = trial.train_batch
     signature = inspect.signature(method)
-    names = list(signature.parameters)
-    if names == ["batch", *_PLACES] and _takes(signature, 0, 0, 0):
-        return method
     if _takes(signature, batch=0, epoch_idx=0, batch_idx=0):
         return lambda batch, epoch, index: method(batch=batch, epoch_idx=epoch, batch_idx=index)
     if _takes(signature, 0, epoch_idx=0, batch_idx=0):
         return lambda batch, epoch, index: method(batch, epoch_idx=epoch, batch_idx=index)
     # Pass by order, unless an argument's name shows another order.
+    names = list(signature.parameters)
     is_in_order = all(name not in names or names.index(name) == place for name, place in _PLACES.items())
     if is_in_order and _takes(signature, 0, 0, 0):
         return method
