@@ -22,8 +22,12 @@ def move(batch: Any, device: torch.device) -> Any:
     if not is_list and hasattr(batch, "to"):
         return batch.to(device)
     if is_list or isinstance(batch, list | tuple):
-        values = [move(value, device) for value in batch]
-        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+        # Most values are tensors, which need no further call where they are on the device already.
+        values = [
+            value if type(value) is torch.Tensor and value.device == device else move(value, device) for value in batch
+        ]
+        make = type(batch)
+        return values if is_list else make(*values) if hasattr(batch, "_fields") else make(values)
     if isinstance(batch, np.ndarray) and batch.dtype.kind in "biufc":
         return torch.as_tensor(batch).to(device)
     if isinstance(batch, Mapping):

@@ -176,12 +176,13 @@ class _ShardSampler(data.Sampler[Any]):
             row, read = self._row(), self._order.open(epoch, self._seed)
             # A few additions for each batch: nearly all steps are whole, and a short step would feel more.
             whole = range(steps.start, steps.start) if self._has_batches else first.whole_steps(row, steps, shift)
-            for step in whole:
-                for shard in self._in_rounds:
-                    begin = shard.begin(row, step, shift)
+            length, full_step = row.batch_size, row.batch_size * first.size
+            begins = [shard.begin(row, whole.start, shift) for shard in self._in_rounds]
+            for moved in range(0, len(whole) * full_step, full_step):
+                for begin in begins:
                     if self.weights is not None:
                         self.weights.append(1.0)
-                    yield read(begin, begin + row.batch_size)
+                    yield read(begin + moved, begin + moved + length)
             for step in steps[len(whole) :]:
                 parts = [shard.part(row, step, shift) for shard in self._in_rounds]
                 for batch, weight in self._take(read, parts):
@@ -305,17 +306,15 @@ class DataLoader:
             return
         # As torch's loader reads in this process, without what its iterator does around each batch.
         dataset, collate = loader.dataset, cast("Callable[[Any], Any]", loader.collate_fn)
-        read_all = getattr(dataset, "__getitems__", None)
+        read = getattr(dataset, "__getitems__", None) or (lambda indices: [dataset[index] for index in indices])
 
-        def read(indices: list[Any]) -> Any:
-            return collate(read_all(indices) if read_all else [dataset[index] for index in indices])
-
+        is_traced = torch._C._autograd._profiler_enabled
         for indices in sampler:
-            if torch._C._autograd._profiler_enabled():
+            if is_traced():
                 with record_function(_TRACE_MARK):
-                    batch = read(indices)
+                    batch = collate(read(indices))
             else:
-                batch = read(indices)
+                batch = collate(read(indices))
             yield batch, weights.popleft()
 
     def place_after(self, entries: int, num_replicas: int) -> tuple[int, int]:

@@ -72,7 +72,7 @@ class TrainingLoop:
         self._aggregation_frequency = context.setting.optimizations.aggregation_frequency
         searcher = context.setting.settled.searcher
         self._best = BestMetric(searcher.metric or None, searcher.smaller_is_better)
-        self._has_warned_of_metric = False
+        self._has_warned_of_metric = self._has_stepped = False
         self._keeper = Keeper(context, callbacks)
         self._reports = TrainingReports(
             context, callbacks, profile, self._check_finite, self._keeper.settle_and_describe
@@ -185,9 +185,12 @@ class TrainingLoop:
         records = 0
         for number in range(1, self._rounds + 1):
             self._beat.enter(DATA)
-            with self._context.clock.phase("data"):
+            if self._context.clock.is_running:
+                with self._context.clock.phase("data"):
+                    batch, weight = next(batches)
+            else:
                 batch, weight = next(batches)
-            if position.is_epoch_start and number == 1:
+            if position.offset == 0 and number == 1:
                 self._call(lambda callback: start_epoch(callback, position.epoch))
             ends_step = is_step and number == self._rounds
             if weight:
@@ -208,20 +211,28 @@ class TrainingLoop:
             self._beat.resume()
         if is_step:
             self._fusion.on_step()
-            self._link.send_first_step()
+            if not self._has_stepped:
+                self._has_stepped = True
+                self._link.send_first_step()
 
     def _update_model(self, batch: Any, weight: float, is_step: bool) -> Any:
         """Calls train_batch and returns its result. Raises a GanglineError with advice for a known error of torch."""
         context = self._context
         self._beat.enter(FORWARD)
         if context.experimental.moves_batches:
-            with context.clock.phase("data"):
+            if context.clock.is_running:
+                with context.clock.phase("data"):
+                    batch = context.to_device(batch)
+            else:
                 batch = context.to_device(batch)
-        context.update.begin_batch(is_step, weight)
+        is_plain = context.update.begin_batch(is_step, weight)
         try:
-            exchange = _NOTHING if is_step else context.strategy.accumulate()
-            with exchange, context.clock.phase("forward"), context.autocast():
-                result = context.strategy.run_batch(self._train_part, batch, self._trial.get_batch_length)
+            if is_plain:
+                result = self._call_train(batch, self._position.epoch, self._position.batches)
+            else:
+                exchange = _NOTHING if is_step else context.strategy.accumulate()
+                with exchange, context.clock.phase("forward"), context.autocast():
+                    result = context.strategy.run_batch(self._train_part, batch, self._trial.get_batch_length)
         except (RuntimeError, ValueError) as error:
             meaning = explain(error, context.strategy.name)
             if meaning is None:
@@ -229,7 +240,8 @@ class TrainingLoop:
             raise meaning from error
         finally:
             context.update.leave_batch()
-        context.update.end_batch()
+        if context.update.scalers:
+            context.update.end_batch()
         return result
 
     def _train_part(self, batch: Any, is_last: bool) -> Any:
@@ -246,7 +258,7 @@ class TrainingLoop:
         position.advance()
         self._beat.step(position.batches)
         self._reports.end()
-        if position.is_epoch_start:
+        if position.offset == 0:
             self._call(lambda callback: callback.on_training_epoch_end(position.epoch - 1))
         if position.batches < self._next_event:
             return

@@ -53,10 +53,17 @@ def _check_type(loss: Any) -> None:
         raise refuse_read(loss)
 
 
-class Pass:
-    """depth: of the backward passes of context.backward that run, in which torch may begin others."""
+class _Passes:
+    """depth: of the backward passes of context.backward that run, in which torch may begin others. An attribute of an
+    object, because each assignment to one of a class makes Python look the class up again."""
 
-    depth = 0
+    __slots__ = ("depth",)
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+
+PASSES = _Passes()
 
 
 class OwnBackward:
@@ -110,7 +117,7 @@ def _notice_passes() -> None:
 def _noticed(run: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(run)
     def noticed(*arguments: Any, **options: Any) -> Any:
-        if Pass.depth or not options.get("accumulate_grad"):
+        if PASSES.depth or not options.get("accumulate_grad"):
             return run(*arguments, **options)
         living = [watch for reference in _watching if (watch := reference()) is not None]
         refusing = [watch for watch in living if watch.is_refused()]

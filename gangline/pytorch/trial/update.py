@@ -21,7 +21,7 @@ from gangline.errors import invalid
 from gangline.pytorch.data.torch_error import explain, explain_step
 from gangline.pytorch.parallel import Strategy
 from gangline.pytorch.profile.clock import StepClock
-from gangline.pytorch.trial.backward import Pass, check_loss, second_order
+from gangline.pytorch.trial.backward import PASSES, check_loss, second_order
 from gangline.pytorch.trial.gradient_guard import GradientGuard, Reasons
 
 _ZERO_GRAD = Optimizer.zero_grad
@@ -114,6 +114,9 @@ class ParameterUpdate:
 
     rounds: backward passes of this rank for one batch of each rank of the full gang; their gradients always become a
     mean. may_shrink: the trial may run on fewer slots, in several rounds, in a later attempt.
+
+    Most batches are plain: one call of train_batch makes one whole step in full precision, without scaling and without
+    a measurement. `begin_batch` decides that, and the plain batch leaves out all contexts, which do nothing for it.
     """
 
     def __init__(
@@ -129,6 +132,8 @@ class ParameterUpdate:
         self.scalers: list[Any] = []
         self.own_scaler: Any = None
         self.is_step_batch = True
+        # Whether the running batch needs none of this trial's or this batch's special treatment, see begin_batch.
+        self._is_plain_batch = False
         self._weight = 1.0
         self._is_first_backward = True
         self._is_in_batch = False
@@ -162,13 +167,27 @@ class ParameterUpdate:
         """Sets whether gradients that are aggregated over several batches become a mean, or stay a sum."""
         self._loss_divisor = self._rounds * (self._frequency if is_on else 1)
 
-    def begin_batch(self, is_step_batch: bool, weight: float = 1.0) -> None:
+    def begin_batch(self, is_step_batch: bool, weight: float = 1.0) -> bool:
         """Prepares for a batch. is_step_batch: whether it ends with a step. weight: of this rank's loss in the mean
-        over all ranks, which may have other numbers of records."""
+        over all ranks, which may have other numbers of records. Returns whether the batch is plain: then one call of
+        train_batch, in no context, makes the whole step."""
         self.is_step_batch = is_step_batch
         self._weight = weight
         self._is_first_backward = self._is_in_batch = True
-        self.guard.begin_batch()
+        self._is_plain_batch = (
+            is_step_batch
+            and weight == 1
+            and self._loss_divisor == 1
+            and self._precision.kind is None
+            and self.own_scaler is None
+            and not self.guard.is_on
+            and not self._clock.is_running
+            and not self._strategy.runs_batch
+        )
+        # An assignment to a class makes Python look its methods up again, so a guard that is off makes none.
+        if self.guard.is_on or GradientGuard.running is not None:
+            self.guard.begin_batch()
+        return self._is_plain_batch
 
     @property
     def refuses_own_backward(self) -> bool:
@@ -177,9 +196,14 @@ class ParameterUpdate:
 
     def backward(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:
         check_loss(loss, gradient)
-        self.guard.check_backward()
+        is_plain = self._is_plain_batch
+        if not is_plain:
+            self.guard.check_backward()
         if create_graph and self._strategy.has_peers:
             raise second_order(self._strategy.name)
+        if is_plain:
+            self._run_pass(loss, gradient, retain_graph, create_graph)
+            return
         with self._clock.phase("backward"), self._precision.outside():
             if self._loss_divisor > 1:
                 loss = loss / self._loss_divisor
@@ -187,24 +211,33 @@ class ParameterUpdate:
                 loss = loss * self._weight
             if self.own_scaler is not None:
                 loss = self.own_scaler.scale(loss)
-            if self.is_step_batch:
-                self._strategy.before_backward(self._is_first_backward)
-                self._is_first_backward = False
-            # A hook of the trial's may call context.backward inside of another one.
-            Pass.depth += 1
-            try:
-                self._strategy.run_backward(loss, gradient, retain_graph, create_graph)
-                if self.is_step_batch:
-                    # after_backward may reduce gradients that the pass has left, which still belongs to the pass.
-                    with self.guard.following() if self.guard.is_on else _NOTHING:
-                        self._strategy.after_backward()
-            except RuntimeError as error:
-                meaning = explain(error, self._strategy.name)
-                if meaning is None:
-                    raise
-                raise meaning from error
-            finally:
-                Pass.depth -= 1
+            self._run_pass(loss, gradient, retain_graph, create_graph)
+
+    def _run_pass(self, loss: torch.Tensor, gradient: Any, retain_graph: bool, create_graph: bool) -> None:
+        """Makes a backward pass, and exchanges its gradients where the batch ends with a step."""
+        strategy = self._strategy
+        if self.is_step_batch:
+            strategy.before_backward(self._is_first_backward)
+            self._is_first_backward = False
+        # A hook of the trial's may call context.backward inside of another one.
+        PASSES.depth += 1
+        try:
+            strategy.run_backward(loss, gradient, retain_graph, create_graph)
+            if not self.is_step_batch:
+                return
+            # after_backward may reduce gradients that the pass has left, which still belongs to the pass.
+            if self.guard.is_on:
+                with self.guard.following():
+                    strategy.after_backward()
+            else:
+                strategy.after_backward()
+        except RuntimeError as error:
+            meaning = explain(error, strategy.name)
+            if meaning is None:
+                raise
+            raise meaning from error
+        finally:
+            PASSES.depth -= 1
 
     def step(
         self,
@@ -216,7 +249,9 @@ class ParameterUpdate:
     ) -> None:
         if closure is not None or not auto_zero_grads:
             self._check(optimizer, auto_zero_grads, scaler, closure)
-        if not self.guard.is_on:
+        if self._is_plain_batch:
+            self._apply(optimizer, clip_grads, auto_zero_grads, scaler, closure)
+        elif not self.guard.is_on:
             if self.is_step_batch:
                 self._step(optimizer, clip_grads, auto_zero_grads, scaler, closure)
         elif self.is_step_batch:
@@ -279,27 +314,37 @@ class ParameterUpdate:
         closure: Callable[[], Any] | None,
     ) -> None:
         with self._clock.phase("optimizer"), self._precision.without_autocast():
-            self._strategy.before_step(optimizer)
-            scaler = scaler if scaler is not None else self.own_scaler
-            if scaler is not None and (clip_grads is not None or self._strategy.divides_gradients):
-                self._unscale(scaler, optimizer)
-            if clip_grads is not None:
-                # A list, because a function that iterates twice would find a generator empty the second time.
-                parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-                with self._strategy.clipping():
-                    clip_grads(parameters)
-            try:
-                if scaler is not None and closure is None:
-                    scaler.step(optimizer)
-                else:
-                    optimizer.step(closure) if closure is not None else optimizer.step()
-            except RuntimeError as error:
-                meaning = explain_step(error, optimizer, self._strategy.name)
-                if meaning is None:
-                    raise
-                raise meaning from error
-            if auto_zero_grads:
-                _clear_gradients(optimizer)
+            self._apply(optimizer, clip_grads, auto_zero_grads, scaler, closure)
+
+    def _apply(
+        self,
+        optimizer: Optimizer,
+        clip_grads: Callable[[Iterable[nn.Parameter]], Any] | None,
+        auto_zero_grads: bool,
+        scaler: Any,
+        closure: Callable[[], Any] | None,
+    ) -> None:
+        self._strategy.before_step(optimizer)
+        scaler = scaler if scaler is not None else self.own_scaler
+        if scaler is not None and (clip_grads is not None or self._strategy.divides_gradients):
+            self._unscale(scaler, optimizer)
+        if clip_grads is not None:
+            # A list, because a function that iterates twice would find a generator empty the second time.
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            with self._strategy.clipping():
+                clip_grads(parameters)
+        try:
+            if scaler is not None and closure is None:
+                scaler.step(optimizer)
+            else:
+                optimizer.step(closure) if closure is not None else optimizer.step()
+        except RuntimeError as error:
+            meaning = explain_step(error, optimizer, self._strategy.name)
+            if meaning is None:
+                raise
+            raise meaning from error
+        if auto_zero_grads:
+            _clear_gradients(optimizer)
 
     def _unscale(self, scaler: Any, optimizer: Optimizer) -> None:
         scaler.unscale_(optimizer)
@@ -319,8 +364,9 @@ class ParameterUpdate:
 
     def leave_batch(self) -> None:
         """Called when train_batch has ended or failed."""
-        self._is_in_batch = False
-        self.guard.end_batch()
+        self._is_in_batch = self._is_plain_batch = False
+        if GradientGuard.running is not None:
+            self.guard.end_batch()
 
     def end_batch(self) -> None:
         """Updates each scaler that has stepped an optimizer, once for all its optimizers. Skips a scaler that the trial

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gangline.errors import GanglineError
-from gangline.pytorch.trial.backward import OwnBackward, Pass
+from gangline.pytorch.trial.backward import PASSES, OwnBackward
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def watch(net: nn.Sequential) -> OwnBackward:
 
 @pytest.fixture
 def allowed() -> Iterator[None]:
-    Pass.depth += 1
+    PASSES.depth += 1
     yield
-    Pass.depth -= 1
+    PASSES.depth -= 1
 
 
 def _num_hooks(net: nn.Module) -> int:

@@ -12,7 +12,7 @@ from gangline.config.optimization import Optimizations
 from gangline.pytorch.data import seed
 from gangline.pytorch.parallel.choice import SingleStrategy
 from gangline.pytorch.profile.clock import StepClock
-from gangline.pytorch.trial.backward import Pass
+from gangline.pytorch.trial.backward import PASSES
 from gangline.pytorch.trial.update import ParameterUpdate, Precision
 
 
@@ -91,9 +91,9 @@ def test_seed_gives_the_numbers_of_torchs_own() -> None:
 
 def test_backward_pass_inside_of_another_leaves_that_one_to_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a hook that calls context.backward; torch may begin more passes in the outer one."""
-    monkeypatch.setattr(Pass, "depth", 1)
+    monkeypatch.setattr(PASSES, "depth", 1)
     _update().backward(nn.Linear(2, 1)(torch.ones(1, 2)).sum(), None, retain_graph=False, create_graph=False)
-    assert Pass.depth == 1
+    assert PASSES.depth == 1
 
 
 @pytest.mark.parametrize("kind", [None, "bf16"])

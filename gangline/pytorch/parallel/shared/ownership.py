@@ -4,7 +4,6 @@ a wrapped model, and the models must be as they were when they were wrapped. Use
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from gangline.errors import invalid
 # The module into which torch.compile puts a model, in the names of its tensors.
 _COMPILED = "_orig_mod"
 LAZY_MODEL = "parallelism.lazy_model"
-_PARAMETERS = itemgetter("params")
 
 
 class WrappedModels:
@@ -54,13 +52,17 @@ class WrappedModels:
 
     def watch(self, optimizer: Optimizer) -> None:
         """Checks the optimizer again before a step that follows a change of its parameter groups."""
-        checked = _count(optimizer)
+        checked = sum(len(group["params"]) for group in optimizer.param_groups)
 
         def look(stepped: Optimizer, *_: Any) -> None:
             nonlocal checked
-            if _count(stepped) != checked:
+            # Runs at every step, so without another call.
+            count = 0
+            for group in stepped.param_groups:
+                count += len(group["params"])
+            if count != checked:
                 self.check(stepped)
-                checked = _count(stepped)
+                checked = count
 
         optimizer.register_step_pre_hook(look)
 
@@ -145,11 +147,6 @@ class Shards:
                     f"{self._strategy} divides parameters into; assign before wrap_model, or change the parameter in "
                     "place under torch.no_grad(), as in parameter.clamp_(-1, 1)",
                 )
-
-
-def _count(optimizer: Optimizer) -> int:
-    # At every step, so without a frame for each group.
-    return sum(map(len, map(_PARAMETERS, optimizer.param_groups)))
 
 
 def inner_of(model: nn.Module) -> nn.Module:

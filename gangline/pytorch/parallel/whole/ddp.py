@@ -30,7 +30,7 @@ from gangline.pytorch.parallel.whole.freshness import FreshForwards
 from gangline.pytorch.parallel.whole.late_exchange import LateExchange
 from gangline.pytorch.parallel.whole.module_route import OriginalForward, reroute, route
 from gangline.pytorch.parallel.whole.same_change import check_same_change
-from gangline.pytorch.parallel.whole.stray import average_all, average_marked, average_strays
+from gangline.pytorch.parallel.whole.stray import average_all, average_marked, average_strays, find_strays
 from gangline.pytorch.profile.traffic import TrafficMeter
 
 _log = logging.getLogger("gangline")
@@ -85,20 +85,20 @@ class DdpStrategy(Strategy):
         return optimizer
 
     def before_step(self, optimizer: Optimizer) -> None:
-        self._average_strays(optimizer)
+        stray_ids = find_strays(optimizer)
+        if stray_ids:
+            self._average_strays(optimizer, stray_ids)
         self._prepared = id(optimizer)
 
     def _before_any_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Averages stray gradients before a step. Also covers an optimizer that the trial steps by itself."""
         if self._prepared != id(optimizer):
-            self._average_strays(optimizer)
+            self.before_step(optimizer)
         self._prepared = None
 
-    def _average_strays(self, optimizer: Optimizer) -> None:
-        late = [routed for routed in self._exchanged if routed.late.is_on]
-        average_strays(
-            optimizer, besides={id(parameter) for routed in late for parameter in routed.trained} if late else ()
-        )
+    def _average_strays(self, optimizer: Optimizer, stray_ids: set[int]) -> None:
+        late = (routed for routed in self._exchanged if routed.late.is_on)
+        average_strays(optimizer, stray_ids, {id(parameter) for routed in late for parameter in routed.trained})
 
     def compress_gradients(self, optimizer: Optimizer, is_wanted: bool) -> None:
         stepped_ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -145,29 +145,34 @@ class DdpStrategy(Strategy):
 
     def before_backward(self, is_first: bool) -> None:
         self._prepared = None
+        self._is_repeated = not is_first
         for routed in self._exchanged:
             if routed.late.is_on:
                 routed.late.begin_backward()
-        if self._needs_forward:
-            self._forwards.begin_backward(is_first)
-            return
-        self._is_repeated = not is_first
-        for routed in self._exchanged:
-            if routed.number in self._expecting:
+            if self._needs_forward or routed.number in self._expecting:
                 continue
             if is_first:
                 self._expect(routed)
             else:
                 self._repeat(routed)
+        if self._needs_forward:
+            self._forwards.begin_backward(is_first)
         self._expecting.clear()
 
     def after_backward(self) -> None:
         if self._needs_forward:
             self._forwards.end_backward()
-            self._exchange_rest()
+        for routed in self._exchanged:
+            if routed.late.is_on or routed.marks is not None:
+                self._exchange_rest(routed)
+        if self._needs_forward:
             return
-        self._exchange_rest()
-        self._check_used()
+        for routed in self._exchanged:
+            # Runs after every backward pass for every parameter, so it calls nothing where all have gradients.
+            for parameter in routed.wrapped_for:
+                if parameter.grad is None:
+                    self._check_used(routed)
+                    break
         if self._is_repeated:
             # The gradients of the first pass are present, so only torch's own count shows those that are missing in
             # this pass.
@@ -183,37 +188,32 @@ class DdpStrategy(Strategy):
     def load_rank_state(self, state: dict[str, Any] | None) -> None:
         self._exchange.load_rank_state(state)
 
-    def _exchange_rest(self) -> None:
+    def _exchange_rest(self, routed: _Routed) -> None:
         """Averages the gradients that torch does not exchange in this backward pass: those of a late exchange, and
         those that a second pass through one graph has changed. Those of the first pass are means already, which another
         mean does not change."""
-        for routed in self._exchanged:
-            if routed.late.is_on and routed.trained:
-                average_all(routed.trained)
-                routed.late.end_backward()
-                self._apply_exchange(routed)
-            if routed.marks is not None:
-                before, routed.marks = routed.marks, None
-                changed = [
-                    mark is not None and mark != old
-                    for mark, old in zip(routed.look_at_gradients(), before, strict=True)
-                ]
-                average_marked(routed.trained, changed)
+        if routed.late.is_on and routed.trained:
+            average_all(routed.trained)
+            routed.late.end_backward()
+            self._apply_exchange(routed)
+        if routed.marks is not None:
+            before, routed.marks = routed.marks, None
+            changed = [
+                mark is not None and mark != old for mark, old in zip(routed.look_at_gradients(), before, strict=True)
+            ]
+            average_marked(routed.trained, changed)
 
-    def _check_used(self) -> None:
+    def _check_used(self, routed: _Routed) -> None:
         """Raises an error for gradients that are missing after a backward pass. torch exchanges a bucket once all of
         its gradients are present, and reports a missing one a step later."""
-        for routed in self._exchanged:
-            unused = [parameter for parameter in routed.wrapped_for if parameter.grad is None]
-            if len(unused) == len(routed.wrapped_for):
-                # A model that this backward pass has not reached at all waits for its own backward pass.
-                self._models.check_unchanged(routed.model)
-                continue
-            if not unused:
-                continue
-            name_by_id = {id(parameter): name for name, parameter in routed.model.named_parameters()}
-            names = [name_by_id.get(id(parameter), "a parameter that it has no more") for parameter in unused]
-            raise unused_parameters(class_name(routed.model), names, self.name)
+        unused = [parameter for parameter in routed.wrapped_for if parameter.grad is None]
+        if len(unused) == len(routed.wrapped_for):
+            # A model that this backward pass has not reached at all waits for its own backward pass.
+            self._models.check_unchanged(routed.model)
+            return
+        name_by_id = {id(parameter): name for name, parameter in routed.model.named_parameters()}
+        names = [name_by_id.get(id(parameter), "a parameter that it has no more") for parameter in unused]
+        raise unused_parameters(class_name(routed.model), names, self.name)
 
     @property
     def _wrappers(self) -> list[DistributedDataParallel]:

@@ -15,21 +15,27 @@ from torch.optim import Optimizer
 from gangline.pytorch.parallel.shared.broadcast import average_tensors
 
 
-def average_strays(optimizer: Optimizer, besides: Collection[int] = ()) -> None:
-    """Averages the stray gradients of an optimizer's parameters. All ranks call it in step. A parameter without a
-    gradient on this rank counts as zero where others have one. besides: ids of parameters that are exchanged in another
-    way."""
+def find_strays(optimizer: Optimizer) -> set[int]:
+    """Returns the ids of an optimizer's parameters that have a stray gradient."""
     # Runs at every step for every parameter, so it calls nothing for a gradient that was exchanged. A sparse one is
     # never a view, and DistributedDataParallel has exchanged it. Any other gradient that was exchanged is a view of a
     # bucket, which has one dimension.
-    stray_ids = {
-        id(parameter)
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if (gradient := parameter.grad) is not None
-        and ((base := gradient._base) is None or base.dim() != 1)
-        and gradient.layout is torch.strided
-    }
+    stray_ids = set()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            base = gradient._base
+            if (base is None or base.dim() != 1) and gradient.layout is torch.strided:
+                stray_ids.add(id(parameter))
+    return stray_ids
+
+
+def average_strays(optimizer: Optimizer, stray_ids: set[int], besides: Collection[int] = ()) -> None:
+    """Averages these stray gradients of an optimizer's parameters. All ranks call it in step, each with at least one. A
+    parameter without a gradient on this rank counts as zero where others have one. besides: ids of parameters that are
+    exchanged in another way."""
     if stray_ids.difference(besides):
         stepped = (parameter for group in optimizer.param_groups for parameter in group["params"])
         parameters = [parameter for parameter in stepped if id(parameter) not in besides]
