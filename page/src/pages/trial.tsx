@@ -1,9 +1,8 @@
 /** One trial: its metrics while they come in, its log, its checkpoints, its attempts, and its hyperparameters. */
 
 import { useState } from "preact/hooks";
-import { useChanges } from "../api/changes";
+import { useFollowed } from "../api/changes";
 import { api, type Schemas } from "../api/client";
-import { useLive } from "../api/live";
 import { Command, Confirm, Loading, Problem, StateBadge } from "../parts/basic";
 import { LogView } from "../parts/log_view";
 import { Tabs } from "../parts/tabs";
@@ -18,13 +17,14 @@ type TrialView = Schemas["TrialView"];
 export function Trial({ ids }: ViewProps) {
   const id = ids[0] ?? "";
   const experimentId = Number(id.split(".")[0]);
-  const live = useLive(id, (signal) => api.get("/api/v1/trials/{trial_id}", { parts: { trial_id: id }, signal }), 0);
-  const [latest, setLatest] = useState<TrialView | null>(null);
-  const reload = () =>
-    api.get("/api/v1/trials/{trial_id}", { parts: { trial_id: id } }).then(setLatest, () => live.reload());
   const fields = "state,outcome,restarts,attempts,best,latestCheckpoint,warning";
-  useChanges({ trials: true, experimentId, trialFilter: `id = "${id}"`, trialFields: fields }, reload, reload);
-  const view = latest ?? live.value;
+  const live = useFollowed(
+    id,
+    { trials: { experimentId, filter: `id = "${id}"`, fields } },
+    (signal) => api.get("/api/v1/trials/{trial_id}", { parts: { trial_id: id }, signal }),
+    null,
+  );
+  const view = live.value;
   if (view === null) return live.error === null ? <Loading /> : <Problem error={live.error} />;
   const { trial } = view;
   return (
@@ -35,7 +35,7 @@ export function Trial({ ids }: ViewProps) {
         <a href={href(`/experiments/${trial.experimentId}`)}>Experiment {trial.experimentId}</a>
       </div>
       <div class="row">
-        <Kill view={view} onDone={reload} />
+        <Kill view={view} onDone={live.reload} />
         <Command text={`gangline trial describe ${id}`} />
       </div>
       {trial.warning ? <p class="problem">Warning: {trial.warning}</p> : null}

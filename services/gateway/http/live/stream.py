@@ -175,10 +175,13 @@ class Stream:
                 trial_ids, after.metrics_id or 0, lambda after_id, limit: changes.metrics(trial_ids, after_id, limit)
             )
             if reports is None:
-                return None, replace(after, metrics_id=await changes.newest_metrics_id())
+                parts, after = None, replace(after, metrics_id=await changes.newest_metrics_id())
             if reports:
                 after = replace(after, metrics_id=reports[-1][0])
                 parts = _add(parts, f'"metrics":[{",".join(text for _, text in reports)}]')
+        if parts is None:
+            # The event brings no part of the queue, which no page has as a whole: the next one brings all of it.
+            return None, replace(after, queue="")
         return (f"{{{parts}}}" if parts else parts), after
 
     def _of_mirror(self, cursor: Cursor) -> tuple[str | None, Cursor]:
