@@ -33,7 +33,7 @@ interface Connection {
   key: string;
   members: Set<Member>;
   follower: Follower;
-  /** Why the gateway refuses it; empty while it does not. */
+  /** Why the gateway refuses it, or cannot send a part; empty while all is well. */
   problem: string;
 }
 
@@ -86,7 +86,11 @@ function open(key: string, parts: Parts, wanted: Member[]): Connection {
   const address = addressOf("/api/v1/stream", {}, { ...parametersOf(parts), cursor: startOf(wanted) });
   connection.follower = follow(
     address,
-    (event) => pass(event, connection.members),
+    (event) => {
+      if (event.name !== "problem") return pass(event, connection.members);
+      connection.problem = (JSON.parse(event.data) as { detail: string }).detail;
+      showProblem();
+    },
     (error) => {
       connection.problem = error?.message ?? "";
       showProblem();
