@@ -15,8 +15,9 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Request, expect
 
 from gangline.domain.allocation import Allocation
+from gangline.domain.experiment import Trial
 from gangline.domain.resource import Agent, Slot
-from gangline.domain.state import Outcome, State
+from gangline.domain.state import State
 from gangline.domain.user import User
 from gangline.protocol import wire
 from services.common import keys
@@ -200,23 +201,25 @@ def test_a_view_says_that_its_database_is_away_and_comes_back(browser: Browser) 
         stack.callback(postgres.stop)
         own = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         many = stack.enter_context(many_experiments(own, NUM, **{"database-url": postgres.url}))
-        many.put(Put(keys.allocation("7.1.1"), wire.encode(_running("7.1.1"))))
+        trial = Trial("7.1", 7, 1, state=State.RUNNING)
+        many.put(Put(keys.trial("7.1"), wire.encode(trial)))
         page = stack.enter_context(window(browser))
-        many.open(page, "/queue")
-        expect(page.get_by_text("7.1", exact=True).first).to_be_visible()
+        many.open(page, "/trials/7.1")
+        expect(page.get_by_text("The trial has reported no metric yet")).to_be_visible()
         postgres.stop()
-        expect(_alert(page, STALE)).to_be_visible()
-        # What needs no database is shown as before.
-        page.get_by_role("navigation").get_by_role("link", name="Experiments", exact=True).click()
-        expect(page.get_by_text("digits-9", exact=True)).to_be_visible()
+        many.put(Put(keys.trial("7.1"), wire.encode(replace(trial, warning="no disk"))))
+        expect(_alert(page, STALE)).to_contain_text("the history cannot be read now")
+        # What needs no database comes as before.
+        page.get_by_role("link", name="Experiments", exact=True).click()
         many.put(renamed(9, "renamed without"))
         expect(page.get_by_text("renamed without", exact=True)).to_be_visible()
-        page.get_by_role("navigation").get_by_role("link", name="Queue", exact=True).click()
-        expect(_alert(page, STALE)).to_be_visible()
-        postgres.launch()
         expect(_alert(page, STALE)).to_have_count(0)
-        many.put(Put(keys.allocation("8.1.1"), wire.encode(_running("8.1.1"))))
-        expect(page.get_by_text("8.1", exact=True).first).to_be_visible()
+        page.goto(f"{many.url}/trials/7.1")
+        expect(_alert(page, "the history cannot be read now")).to_be_visible()
+        postgres.launch()
+        expect(page.get_by_text("Warning: no disk")).to_be_visible()
+        expect(page.get_by_text("The trial has reported no metric yet")).to_be_visible()
+        expect(_alert(page, "the history cannot be read now")).to_have_count(0)
 
 
 def test_a_refused_stream_says_why_and_begins_when_there_is_room(browser: Browser, many: ManyExperiments) -> None:

@@ -38,6 +38,7 @@ export function Trial({ ids }: ViewProps) {
         <Kill view={view} onDone={live.reload} />
         <Command text={`gangline trial describe ${id}`} />
       </div>
+      <Problem error={live.error} />
       {trial.warning ? <p class="problem">Warning: {trial.warning}</p> : null}
       <Tabs
         label="Trial"
