@@ -117,7 +117,6 @@ def test_a_window_holds_one_stream_whatever_it_has_shown(page: Page, cluster: Cl
     figure = page.locator("figure").filter(has_text="Table of loss")
     figure.get_by_text("Table of loss").click()
     newest = figure.get_by_role("rowheader").last
-    expect(newest).to_have_text("5", timeout=60_000) if newest.inner_text() == "" else None
     first = int(newest.inner_text())
     until_sync(lambda: int(newest.inner_text()) > first, "a later point of the chart")
     cluster.run("experiment", "kill", str(number))
@@ -137,9 +136,8 @@ def test_an_open_view_shows_what_happened_while_its_gateway_was_away(
     alice.goto(f"{many.url}{path}")
     expect(alice.get_by_role("heading", level=1)).to_be_visible()
     shown = alice.get_by_text("19.1" if path == "/queue" else "meanwhile").first
-    expect(alice.get_by_text("Loading")).to_have_count(0)
-    if path == "/queue":
-        expect(shown).to_have_count(0)
+    expect(alice.get_by_text("Loading…")).to_have_count(0)
+    expect(shown).to_have_count(0)
     alice.evaluate("window.isSame = true")
     many.kill_gateway()
     expect(_alert(alice, LOST)).to_be_visible()
