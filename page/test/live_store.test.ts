@@ -119,6 +119,19 @@ it("resumes a lost connection after the last event, and reads no second time", a
   expect(agents.numResets).toBe(1);
 });
 
+it("keeps a connection that one of its views leaves", async () => {
+  const [agents, other] = [follow({ agents: true }), follow({ agents: true })];
+  const first = await stream(1);
+  first.send("open", "5");
+  await vi.waitFor(() => expect(agents.numResets).toBe(1));
+  other.end();
+  // The store arranges its connections in a timer that was set before this one.
+  await new Promise((resolve) => setTimeout(resolve));
+  first.send("changes", "7", { agents: { rows: [], gone: ["a"], holders: {} } });
+  await vi.waitFor(() => expect(agents.changes.length).toBe(1));
+  expect([opened.length, other.changes.length]).toEqual([1, 0]);
+});
+
 it("shows why it is refused, lets the view read all the same, and tries again", async () => {
   const problem = { code: "stream.too_many", detail: "ann has 100 streams; close some" };
   refusal = new Response(JSON.stringify(problem), { status: 503 });
