@@ -61,13 +61,16 @@ class Streams:
         self._open: set[Request] = set()
         self.asked: list[str] = []
         page.on("request", self._begin)
-        page.on("requestfinished", lambda request: self._open.discard(request))
-        page.on("requestfailed", lambda request: self._open.discard(request))
+        page.on("requestfinished", self._end)
+        page.on("requestfailed", self._end)
 
     def _begin(self, request: Request) -> None:
         self.asked.append(request.url)
         if "/api/v1/stream" in request.url:
             self._open.add(request)
+
+    def _end(self, request: Request) -> None:
+        self._open.discard(request)
 
     def addresses(self) -> list[str]:
         self._page.title()  # lets Playwright pass what has happened meanwhile

@@ -34,8 +34,8 @@ def one_address(*targets: str) -> Iterator[str]:
 
 
 class Proxy:
-    """Forwards to the first of `targets` that takes the connection. Held bytes are kept in `held` until released. A connection that the target refuses or
-    breaks is closed towards the caller as well.
+    """Forwards to the first of `targets` that takes the connection. Held bytes are kept in `held` until released. A
+    connection that the targets refuse or break is closed towards the caller as well.
 
     delay_seconds: each piece of an answer arrives so much later.
 
@@ -45,7 +45,8 @@ class Proxy:
     def __init__(self, *targets: str, port: int = 0) -> None:
         """port: where to listen, 0 for a free one."""
         self._port = port
-        self._targets = [(host, int(target_port)) for host, _, target_port in (each.rpartition(":") for each in targets)]
+        parts = [target.rpartition(":") for target in targets]
+        self._targets = [(host, int(target_port)) for host, _, target_port in parts]
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._upstream: asyncio.StreamWriter | None = None
