@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -244,7 +245,7 @@ def test_a_refused_stream_says_why_and_begins_when_there_is_room(browser: Browse
 
 @pytest.mark.parametrize("change", [{"is_deactivated": True}, {"sessions_since": 4e9}], ids=["deactivated", "ended"])
 def test_an_open_page_shows_the_sign_in_when_its_session_ends(
-    browser: Browser, many: ManyExperiments, change: dict[str, float]
+    browser: Browser, many: ManyExperiments, change: dict[str, Any]
 ) -> None:
     token = token_of("eve")
     user = User("eve", hash_token(token), False, login_sha256=hash_token(as_password(token)), id=9)
