@@ -3,6 +3,7 @@
 import type { ComponentType } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { isConnected } from "./api/client";
+import { streamProblem } from "./api/live_store";
 import { Enter, SignIn } from "./pages/sign_in";
 import { Loading } from "./parts/basic";
 import { href, match, place, type View, type ViewProps } from "./router";
@@ -29,6 +30,11 @@ export function App() {
       {isConnected.value ? null : (
         <p class="banner" role="alert">
           The connection to the gateway is lost. What you see may be old; the page tries again by itself.
+        </p>
+      )}
+      {streamProblem.value === "" ? null : (
+        <p class="banner" role="alert">
+          What you see is not kept up to date: {streamProblem.value}
         </p>
       )}
       <main id="content" tabIndex={-1}>

@@ -22,7 +22,7 @@ export async function loadUser(): Promise<void> {
     problem.value = "";
   } catch (failure) {
     if (!(failure instanceof ApiError)) throw failure;
-    if (failure.status === 0 || failure.status >= 500) {
+    if (failure.isTemporary) {
       problem.value = failure.message;
       setTimeout(loadUser, 2000);
     } else {

@@ -1,5 +1,6 @@
 import { expect, it } from "vitest";
-import { changed, divide, FAILED_SHOWN, type Job, queued, reasonsOf } from "../src/lib/home_rows";
+import { mergeQueue } from "../src/lib/changes";
+import { changed, divide, FAILED_SHOWN, reasonsOf } from "../src/lib/home_rows";
 import type { Row } from "../src/lib/row_list";
 
 const row = (id: number, state: string, outcome: string | null = null, endTime = ""): Row => ({
@@ -8,7 +9,7 @@ const row = (id: number, state: string, outcome: string | null = null, endTime =
   outcome,
   endTime,
 });
-const job = (trialId: string, message?: string): Job => ({
+const job = (trialId: string, message?: string) => ({
   trialId,
   jobId: trialId.split(".")[0] ?? "",
   reason: message === undefined ? null : { message },
@@ -40,14 +41,14 @@ it("applies deltas of rows and of the queue", () => {
   expect([rows.size, rows.get(1)?.state]).toEqual([2, "PAUSED"]);
   expect([...changed(rows, { rows: [], gone: [1] }).keys()]).toEqual([2]);
 
-  let jobs = queued(new Map(), {
+  let jobs = mergeQueue([job("9.1", "an old one")], {
     rows: [job("1.1"), job("2.1", "no slots"), job("2.2", "later")],
     gone: [],
     isWhole: true,
   });
   expect([...reasonsOf(jobs)]).toEqual([[2, "no slots"]]);
-  jobs = queued(jobs, { rows: [job("2.1")], gone: ["1.1"], isWhole: false });
+  jobs = mergeQueue(jobs, { rows: [job("2.1")], gone: ["1.1"], isWhole: false });
   expect([...reasonsOf(jobs)]).toEqual([[2, "later"]]);
-  expect(jobs.has("1.1")).toBe(false);
-  expect(queued(jobs, { rows: [], gone: [], isWhole: true }).size).toBe(0);
+  expect(jobs.map((each) => each.trialId)).toEqual(["2.1", "2.2"]);
+  expect(mergeQueue(jobs, { rows: [], gone: [], isWhole: true })).toEqual([]);
 });

@@ -22,7 +22,7 @@ def test_a_slot_is_drained_and_the_command_line_sees_it(page: Page, cluster: Clu
     # Who holds it comes by itself.
     square = page.get_by_role("link", name=re.compile(rf"^agent-1.\d: held, trial {number}\.1 of admin: "))
     expect(square).to_be_visible(timeout=60_000)
-    assert square.get_attribute("href") == f"/trials/{number}.1"
+    expect(square).to_have_attribute("href", f"/trials/{number}.1")
     page.get_by_text("Table of slots").click()
     table = page.get_by_role("region", name="Table of slots")
     row = table.get_by_role("row").filter(has_text=f"{number}.1")

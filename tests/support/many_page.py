@@ -47,15 +47,24 @@ class ManyExperiments:
 
         in_thread(write())
 
+    def compact(self) -> None:
+        """Makes etcd drop its history."""
+
+        async def drop() -> None:
+            async with EtcdClient(self.etcd.settings) as client:
+                await client.compact(await client.find_revision())
+
+        in_thread(drop())
+
     def kill_gateway(self) -> None:
         in_thread(self.gateway.end())
 
     def start_gateway(self) -> None:
         in_thread(self.gateway.start())
 
-    def open(self, page: Page, path: str, user: str = USERS[0]) -> None:
-        """Signs a user in, and opens a path."""
-        page.goto(f"{self.url}{path}")
+    def open(self, page: Page, path: str, user: str = USERS[0], url: str = "") -> None:
+        """Signs a user in, and opens a path. url: of another address of the gateway."""
+        page.goto(f"{url or self.url}{path}")
         page.get_by_label("User").fill(user)
         page.get_by_label("Password").fill(token_of(user))
         page.keyboard.press("Enter")
@@ -67,10 +76,10 @@ def token_of(user: str) -> str:
 
 
 @contextmanager
-def many_experiments(folder: Path, number: int) -> Iterator[ManyExperiments]:
-    """number: of experiments. folder: which the caller owns."""
+def many_experiments(folder: Path, number: int, **flags: str) -> Iterator[ManyExperiments]:
+    """number: of experiments. folder: which the caller owns. flags: of the gateway."""
     server = EtcdServer(folder / "etcd")
-    gateway = GatewayProcess(folder, server.address)
+    gateway = GatewayProcess(folder, server.address, **flags)
 
     async def fill() -> None:
         async with EtcdClient(server.settings) as client:

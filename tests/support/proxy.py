@@ -1,26 +1,52 @@
-"""A TCP proxy that can hold back what goes one way, to lose answers and to delay requests on purpose."""
+"""A TCP proxy that can hold back what goes one way, to lose answers and to delay requests on purpose. With several
+targets it is the address that names them all."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import queue
+import threading
+from collections.abc import Iterator
 from types import TracebackType
 
 
+@contextlib.contextmanager
+def one_address(*targets: str) -> Iterator[str]:
+    """The address of a Proxy that runs in a thread of its own."""
+    addresses: queue.SimpleQueue[str] = queue.SimpleQueue()
+    ending = asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        async with Proxy(*targets) as proxy:
+            addresses.put(proxy.address)
+            await ending.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        yield addresses.get(timeout=10)
+    finally:
+        loop.call_soon_threadsafe(ending.set)
+        thread.join()
+        loop.close()
+
+
 class Proxy:
-    """Forwards to `target`. Held bytes are kept in `held` until released. A connection that the target refuses or
-    breaks is closed towards the caller as well.
+    """Forwards to the first of `targets` that takes the connection. Held bytes are kept in `held` until released. A
+    connection that the targets refuse or break is closed towards the caller as well.
 
     delay_seconds: each piece of an answer arrives so much later.
 
     hold_after: once a request with these bytes has been forwarded, every answer is held back, also to that request.
     """
 
-    def __init__(self, target: str, port: int = 0) -> None:
+    def __init__(self, *targets: str, port: int = 0) -> None:
         """port: where to listen, 0 for a free one."""
-        host, _, target_port = target.rpartition(":")
         self._port = port
-        self._target = (host, int(target_port))
+        parts = [target.rpartition(":") for target in targets]
+        self._targets = [(host, int(target_port)) for host, _, target_port in parts]
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._upstream: asyncio.StreamWriter | None = None
@@ -56,9 +82,11 @@ class Proxy:
         await self._upstream.drain()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            up_reader, up_writer = await asyncio.open_connection(*self._target)
-        except OSError:
+        for target in self._targets:
+            with contextlib.suppress(OSError):
+                up_reader, up_writer = await asyncio.open_connection(*target)
+                break
+        else:
             writer.close()
             return
         self._upstream = up_writer

@@ -33,6 +33,15 @@ export class ApiError extends Error {
   ) {
     super(message);
   }
+
+  /** Whether the same call may succeed later: the gateway, or something behind it, is away. */
+  get isTemporary(): boolean {
+    return this.status === 0 || this.status >= 500;
+  }
+}
+
+function unreachable(): ApiError {
+  return new ApiError(0, "page.unreachable", "the gateway does not answer; the page tries again by itself");
 }
 
 export const PAGE_HEADERS = { "X-Gangline-Page": "1" };
@@ -65,11 +74,12 @@ export async function send(address: string, init: RequestInit = {}): Promise<Res
   } catch (failure) {
     if (init.signal?.aborted) throw failure;
     isConnected.value = false;
-    throw new ApiError(0, "page.unreachable", "the gateway does not answer; the page tries again by itself");
+    throw unreachable();
   }
-  isConnected.value = true;
-  if (answer.ok) return answer;
-  throw await errorOf(answer);
+  const error = answer.ok ? null : await errorOf(answer);
+  isConnected.value = error?.status !== 0;
+  if (error === null) return answer;
+  throw error;
 }
 
 /** Saves what a path answers as a file. A plain link cannot, because the session's cookie counts only with a header. */
@@ -88,10 +98,11 @@ async function errorOf(answer: Response): Promise<ApiError> {
   try {
     problem = await answer.json();
   } catch {
-    // A proxy in front of the gateway answers in a form of its own.
+    // A proxy in front of the gateway answers in a form of its own, with one of these while no gateway answers.
+    if ([502, 503, 504].includes(answer.status)) return unreachable();
   }
   const code = problem.code ?? "http.unknown";
-  if (answer.status === 401) onSignedOut.call();
+  if (answer.status === 401 || code === "auth.inactive") onSignedOut.call();
   return new ApiError(answer.status, code, problem.detail ?? `the answer was ${answer.status} ${answer.statusText}`);
 }
 

@@ -9,9 +9,12 @@ export interface Live<T> {
   reload: () => void;
 }
 
+// A value that could not be read because the gateway is away is read again after so long.
+export const AGAIN_SECONDS = 2;
+
 /**
  * Loads a value, and again every `seconds` while the window is visible; 0 for once. key: another one loads at once.
- * A load that failed because the gateway is away keeps the former value.
+ * A load that failed because the gateway is away keeps the former value, and is repeated.
  */
 export function useLive<T>(key: string, load: (signal: AbortSignal) => Promise<T>, seconds: number): Live<T> {
   const [state, setState] = useState<{ key: string; value: T | null; error: ApiError | null }>({
@@ -24,6 +27,7 @@ export function useLive<T>(key: string, load: (signal: AbortSignal) => Promise<T
     const ending = new AbortController();
     let timer: ReturnType<typeof setTimeout> | undefined;
     const next = async () => {
+      let pause = seconds;
       try {
         if (!document.hidden) {
           const value = await load(ending.signal);
@@ -33,8 +37,9 @@ export function useLive<T>(key: string, load: (signal: AbortSignal) => Promise<T
         if (ending.signal.aborted) return;
         if (!(failure instanceof ApiError)) throw failure;
         setState((former) => ({ ...former, key, error: failure }));
+        if (failure.isTemporary) pause = Math.max(seconds, AGAIN_SECONDS);
       }
-      if (seconds > 0 && !ending.signal.aborted) timer = setTimeout(next, seconds * 1000);
+      if (pause > 0 && !ending.signal.aborted) timer = setTimeout(next, pause * 1000);
     };
     void next();
     return () => {

@@ -1,6 +1,7 @@
 /** PURE: the parts of the cluster that subscribers of the stream follow, joined into as few connections as possible. */
 
 import type { TableChanges } from "../lib/row_list";
+import type { Schemas } from "./client";
 
 export interface TablePart {
   filter: string;
@@ -16,17 +17,25 @@ export interface Parts {
   queue?: boolean;
   /** Ids of trials whose new reports are sent. */
   metrics?: string[];
+  /** Workspaces and projects. Each change of one comes as a reset. */
+  homes?: boolean;
 }
+
+export type Job = Schemas["Job"];
+export type Report = Schemas["StoredMetrics"];
 
 /** The data of an event `changes`. docs/http.md describes each part. */
 export interface Changes {
   experiments?: TableChanges;
   trials?: { rows: Record<string, unknown>[]; gone: string[] };
-  agents?: { rows: Record<string, unknown>[]; gone: string[] };
+  agents?: { rows: Schemas["AgentView"][]; gone: string[]; holders: Schemas["AgentMap"]["holders"] };
   models?: { rows: { id: number }[]; gone: number[] };
-  queue?: { rows: Record<string, unknown>[]; gone: string[]; isWhole: boolean };
-  metrics?: Record<string, unknown>[];
+  queue?: { rows: Job[]; gone: string[]; isWhole: boolean };
+  metrics?: Report[];
 }
+
+/** Parameters with which a stream sends no row of an experiment, and still a reset when a workspace changes. */
+const NO_EXPERIMENT: TablePart = { filter: "id = 0", fields: "id" };
 
 /** Returns the parts of both; null where both follow the same table in different ways, which one stream cannot. */
 export function joined(one: Parts, other: Parts): Parts | null {
@@ -35,9 +44,8 @@ export function joined(one: Parts, other: Parts): Parts | null {
     if (a !== undefined && b !== undefined && JSON.stringify(a) !== JSON.stringify(b)) return null;
   }
   const parts: Parts = { ...one, ...other };
-  if (one.agents || other.agents) parts.agents = true;
-  if (one.models || other.models) parts.models = true;
-  if (one.queue || other.queue) parts.queue = true;
+  const flags = ["agents", "models", "queue", "homes"] as const;
+  for (const name of flags) if (one[name] || other[name]) parts[name] = true;
   const metrics = [...new Set([...(one.metrics ?? []), ...(other.metrics ?? [])])];
   if (metrics.length > 0) parts.metrics = metrics;
   return parts;
@@ -63,7 +71,8 @@ export function grouped<S extends { parts: Parts }>(subscribers: Iterable<S>): {
 
 /** Returns the parameters of the stream. */
 export function parametersOf(parts: Parts): Record<string, string | number | boolean | string[]> {
-  const { experiments, trials } = parts;
+  const { trials } = parts;
+  const experiments = parts.experiments ?? (parts.homes ? NO_EXPERIMENT : undefined);
   return {
     ...(experiments
       ? { experiments: true, experimentFilter: experiments.filter, experimentFields: experiments.fields }
@@ -75,4 +84,45 @@ export function parametersOf(parts: Parts): Record<string, string | number | boo
     ...(parts.queue ? { queue: true } : {}),
     ...(parts.metrics?.length ? { metrics: [...parts.metrics].sort() } : {}),
   };
+}
+
+/**
+ * Returns the cursor at which a stream for all these subscribers begins, so that none of them misses a change; empty for
+ * now, where none has a cursor. A cursor is `REVISION[.METRICS[.QUEUE]]`, and each part of it is chosen by itself: a
+ * page that was read has a revision alone, and must not move a subscriber of reports to the newest report.
+ */
+export function startOf(subscribers: { parts: Parts; cursor: string }[]): string {
+  const places = subscribers
+    .filter(({ cursor }) => cursor !== "")
+    .map(({ parts, cursor }) => {
+      const [revision = "", metrics = "", queue = ""] = cursor.split(".");
+      return { revision, metrics: parts.metrics ? metrics : "", queue: parts.queue ? queue : null };
+    });
+  if (places.length === 0) return "";
+  const revision = least(places.map((place) => place.revision));
+  const metrics = least(places.map((place) => place.metrics));
+  // A subscriber that has not got the queue yet needs all of it. A change of another version would not do.
+  const numFollowing = subscribers.filter(({ parts }) => parts.queue).length;
+  const queues = places.map((place) => place.queue).filter((queue) => queue !== null);
+  const isKnown = queues.length === numFollowing && queues.every((queue) => queue === queues[0]);
+  return `${revision}.${metrics}.${isKnown ? (queues[0] ?? "") : ""}`.replace(/\.+$/, "");
+}
+
+/** Returns the least of the numbers; empty if there are none. */
+function least(texts: string[]): string {
+  const numbers = texts.filter((text) => text !== "");
+  return numbers.reduce((one, other) => (Number(other) < Number(one) ? other : one), numbers[0] ?? "");
+}
+
+/** Returns what of an event belongs to a subscriber's parts; null if nothing does. */
+export function selected(changes: Changes, parts: Parts): Changes | null {
+  const own: Changes = {};
+  if (parts.experiments && changes.experiments) own.experiments = changes.experiments;
+  if (parts.trials && changes.trials) own.trials = changes.trials;
+  if (parts.agents && changes.agents) own.agents = changes.agents;
+  if (parts.models && changes.models) own.models = changes.models;
+  if (parts.queue && changes.queue) own.queue = changes.queue;
+  const reports = changes.metrics?.filter(({ trialId }) => parts.metrics?.includes(trialId)) ?? [];
+  if (reports.length > 0) own.metrics = reports;
+  return Object.keys(own).length === 0 ? null : own;
 }

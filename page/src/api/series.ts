@@ -2,7 +2,9 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type Curve, extended, type Range, toCurve } from "../lib/curves";
-import { ApiError, api, type Schemas } from "./client";
+import { ApiError, api } from "./client";
+import { AGAIN_SECONDS } from "./live";
+import type { Report } from "./live_parts";
 
 export interface SeriesKey {
   trialId: string;
@@ -16,14 +18,17 @@ export interface SeriesResult {
   error: ApiError | null;
 }
 
-type Report = Schemas["StoredMetrics"];
 type Listener = (reports: Report[] | null) => void;
 
 /** Where a view passes new reports on to its charts. null in place of reports: read the series anew. */
 export class ReportFeed {
   private readonly listeners = new Set<Listener>();
 
+  /** isReady: whether series may be read. Where reports will follow, that is from the first `pass` on. */
+  constructor(public isReady: boolean) {}
+
   pass(reports: Report[] | null): void {
+    this.isReady = true;
     for (const listener of this.listeners) listener(reports);
   }
 
@@ -62,6 +67,9 @@ export function useSeries({ trialIds, metrics, range, points, nameOf, feed }: Wa
       setResult({ of, curves: [], error: null });
       return;
     }
+    // The stream of reports is open before the series is read, so no report is between the two.
+    if (!feed.isReady) return;
+    let timer: ReturnType<typeof setTimeout> | undefined;
     api.get("/api/v1/metrics/series", { query, signal: ending.signal }).then(
       ({ series }) => {
         keys.current = series.map(({ trialId, group, metric }) => ({ trialId, group, metric }));
@@ -72,10 +80,14 @@ export function useSeries({ trialIds, metrics, range, points, nameOf, feed }: Wa
         if (ending.signal.aborted) return;
         if (!(failure instanceof ApiError)) throw failure;
         setResult((former) => ({ of, curves: former.of === of ? former.curves : null, error: failure }));
+        if (failure.isTemporary) timer = setTimeout(() => setRound((former) => former + 1), AGAIN_SECONDS * 1000);
       },
     );
-    return () => ending.abort();
-  }, [key, points, round]);
+    return () => {
+      ending.abort();
+      clearTimeout(timer);
+    };
+  }, [key, points, round, feed]);
   const current = useRef(result.curves);
   current.current = result.curves;
   useEffect(

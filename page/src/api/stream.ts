@@ -15,13 +15,14 @@ export interface Follower {
 }
 
 /**
- * Calls `onEvent` with each event until the stream ends by itself, with an event `end`. onError: gets an error after
- * which nothing is tried again, such as a missing right.
+ * Calls `onEvent` with each event until the stream ends by itself, with an event `end`. onError: gets why the gateway
+ * refuses the stream, and null once it is accepted. After an error that is not temporary, such as a missing right,
+ * nothing is tried again.
  */
 export function follow(
   address: string,
   onEvent: (event: ServerEvent) => void,
-  onError: (error: ApiError) => void = () => {},
+  onError: (error: ApiError | null) => void = () => {},
 ): Follower {
   const ending = new AbortController();
   void run(address, onEvent, onError, ending.signal);
@@ -31,7 +32,7 @@ export function follow(
 async function run(
   address: string,
   onEvent: (event: ServerEvent) => void,
-  onError: (error: ApiError) => void,
+  onError: (error: ApiError | null) => void,
   signal: AbortSignal,
 ): Promise<void> {
   let lastId = "";
@@ -39,7 +40,9 @@ async function run(
     try {
       const headers: Record<string, string> = lastId === "" ? {} : { "Last-Event-ID": lastId };
       const answer = await send(address, { signal, headers: { Accept: "text/event-stream", ...headers } });
+      onError(null);
       for await (const event of eventsOf(answer)) {
+        if (signal.aborted) return;
         tries = 0;
         if (event.id !== "") lastId = event.id;
         if (event.name === "end") return;
@@ -47,11 +50,10 @@ async function run(
       }
     } catch (failure) {
       if (signal.aborted) return;
-      if (failure instanceof ApiError && failure.status >= 400 && failure.status < 500) {
+      if (failure instanceof ApiError && failure.status !== 0) {
         onError(failure);
-        return;
-      }
-      isConnected.value = false;
+        if (!failure.isTemporary) return;
+      } else isConnected.value = false;
     }
     await sleep(backoff(tries, Math.random()), signal);
   }

@@ -12,3 +12,11 @@ export function mergeRows<R>(
   for (const key of gone) byKey.delete(key);
   return [...byKey.values()];
 }
+
+/** Returns the jobs of the queue after a change. */
+export function mergeQueue<J extends { trialId: string }>(
+  jobs: J[],
+  { rows, gone, isWhole }: { rows: J[]; gone: string[]; isWhole: boolean },
+): J[] {
+  return isWhole ? rows : mergeRows(jobs, rows, gone, (job) => job.trialId);
+}

@@ -31,30 +31,15 @@ export function changed(rows: ReadonlyMap<number, Row>, changes: TableChanges): 
   return next;
 }
 
-export interface Job {
-  trialId: string;
+interface WaitingJob {
   jobId: string;
   reason: { message: string } | null;
 }
 
-export interface QueueChanges {
-  rows: Job[];
-  gone: string[];
-  isWhole: boolean;
-}
-
-/** Returns the jobs of the queue by trial after a delta. */
-export function queued(jobs: ReadonlyMap<string, Job>, changes: QueueChanges): Map<string, Job> {
-  const next = new Map(changes.isWhole ? [] : jobs);
-  for (const job of changes.rows) next.set(job.trialId, job);
-  for (const id of changes.gone) next.delete(id);
-  return next;
-}
-
 /** Returns why each experiment waits: the reason of its first waiting trial. */
-export function reasonsOf(jobs: ReadonlyMap<string, Job>): Map<number, string> {
+export function reasonsOf(jobs: WaitingJob[]): Map<number, string> {
   const reasons = new Map<number, string>();
-  for (const job of jobs.values()) {
+  for (const job of jobs) {
     const id = Number(job.jobId);
     if (job.reason !== null && !reasons.has(id)) reasons.set(id, job.reason.message);
   }

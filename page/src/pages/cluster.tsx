@@ -1,7 +1,7 @@
 /** The cluster: its services and pools, its slots as a map, and what was used. */
 
+import { useAgents, useQueue } from "../api/changes";
 import { api } from "../api/client";
-import { useAgents, useQueue } from "../api/cluster_changes";
 import { useLive } from "../api/live";
 import { listPools, listSlots } from "../lib/slots";
 import { count } from "../lib/text";
@@ -33,13 +33,13 @@ export function Cluster() {
 function Pools() {
   const agents = useAgents();
   const queue = useQueue();
-  if (agents.value === null || queue.value === null) {
-    return agents.error || queue.error ? <Problem error={agents.error ?? queue.error} /> : <Loading />;
+  if (agents.value === null || queue === null) {
+    return agents.error ? <Problem error={agents.error} /> : <Loading />;
   }
-  const pools = listPools(listSlots(agents.value, Date.now()), queue.value);
+  const pools = listPools(listSlots(agents.value, Date.now()), queue);
   return (
     <>
-      <Problem error={agents.error ?? queue.error} />
+      <Problem error={agents.error} />
       {pools.length === 0 ? <Empty>No agent has registered; start one: gangline-agent --help</Empty> : null}
       <TableFrame label="Pools">
         <Head titles={["Pool", "Agents", "Slots", "Held", "Free", "Waiting trials"]} />

@@ -35,6 +35,7 @@ export function Experiment({ ids }: ViewProps) {
         <StudyActions study={study} />
         <Command text={`gangline experiment describe ${id}`} />
       </div>
+      <Problem error={error} />
       <Tabs
         label="Experiment"
         tabs={[

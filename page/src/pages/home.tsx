@@ -3,9 +3,12 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { ApiError, api } from "../api/client";
+import { AGAIN_SECONDS } from "../api/live";
+import type { Job } from "../api/live_parts";
 import { subscribe } from "../api/live_store";
+import { mergeQueue } from "../lib/changes";
 import { allOf } from "../lib/filter";
-import { changed, divide, FAILED_SHOWN, type Job, type QueueChanges, queued, reasonsOf } from "../lib/home_rows";
+import { changed, divide, FAILED_SHOWN, reasonsOf } from "../lib/home_rows";
 import { quoted } from "../lib/list_query";
 import type { Row } from "../lib/row_list";
 import { formatNumber } from "../lib/text";
@@ -15,7 +18,6 @@ import { user } from "../session";
 
 const LIVE_READ = 500;
 const ROWS_SHOWN = 50;
-const AGAIN_SECONDS = 2;
 const FIELDS = "id,name,owner,state,outcome,startTime,endTime,reason,progress,batches,numTrials,metric,best,failure";
 const BASE = "kind = TRAINING and archived = false";
 const FAILED = "outcome = FAILED";
@@ -24,7 +26,7 @@ const LIVE = "state != TERMINAL";
 interface State {
   key: string;
   rows: Map<number, Row> | null;
-  jobs: Map<string, Job>;
+  jobs: Job[];
   error: ApiError | null;
 }
 
@@ -70,7 +72,7 @@ export function Home() {
 function useHome(owner: string): State {
   const [round, setRound] = useState(0);
   const key = `${round} ${owner}`;
-  const [state, setState] = useState<State>({ key, rows: null, jobs: new Map(), error: null });
+  const [state, setState] = useState<State>({ key, rows: null, jobs: [], error: null });
   useEffect(() => {
     const ending = new AbortController();
     let unsubscribe = () => {};
@@ -85,7 +87,7 @@ function useHome(owner: string): State {
       try {
         const [live, failed] = await Promise.all([read(LIVE, "", LIVE_READ), read(FAILED, "-endTime", FAILED_SHOWN)]);
         const rows = [...live.rows, ...failed.rows] as unknown as Row[];
-        setState({ key, rows: new Map(rows.map((row) => [row.id, row])), jobs: new Map(), error: null });
+        setState({ key, rows: new Map(rows.map((row) => [row.id, row])), jobs: [], error: null });
         unsubscribe = subscribe({
           parts: { experiments: { filter: allOf([BASE, owner, `${LIVE} or ${FAILED}`]), fields: FIELDS }, queue: true },
           cursor: live.cursor,
@@ -93,7 +95,7 @@ function useHome(owner: string): State {
             setState((former) => ({
               ...former,
               rows: experiments && former.rows ? changed(former.rows, experiments) : former.rows,
-              jobs: queue ? queued(former.jobs, queue as unknown as QueueChanges) : former.jobs,
+              jobs: queue ? mergeQueue(former.jobs, queue) : former.jobs,
             })),
           onReset: () => setRound((number) => number + 1),
         });
@@ -101,7 +103,7 @@ function useHome(owner: string): State {
         if (ending.signal.aborted) return;
         if (!(failure instanceof ApiError)) throw failure;
         setState((former) => ({ ...former, error: failure }));
-        timer = setTimeout(begin, AGAIN_SECONDS * 1000);
+        if (failure.isTemporary) timer = setTimeout(begin, AGAIN_SECONDS * 1000);
       }
     };
     void begin();

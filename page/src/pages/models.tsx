@@ -1,9 +1,8 @@
 /** Models, and one model with its versions, aliases and notes. Seen by all; changed by their owner and administrators. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
+import { useFollowed } from "../api/changes";
 import { api, type Schemas } from "../api/client";
-import { type Live, useLive } from "../api/live";
-import { subscribe } from "../api/live_store";
 import { count, formatValue, shellWord } from "../lib/text";
 import { Command, Confirm, CopyButton, Empty, Loading, Name, Problem, Time } from "../parts/basic";
 import { FormDialog, Head, Same, TableFrame } from "../parts/form";
@@ -16,39 +15,14 @@ import "../administration.css";
 type ModelRecord = Schemas["Model"];
 type Version = Schemas["ModelVersion"];
 const PAGE_ROWS = 100;
-/** A change that was made between the first answer and the opening of the stream is seen after so long. */
-const REFRESH_SECONDS = 15;
-
-/** Loads, and loads again when a model changes. modelId: only this one; 0 for any. */
-function useModels<T>(key: string, modelId: number, load: (signal: AbortSignal) => Promise<T>): Live<T> {
-  const live = useLive(key, load, REFRESH_SECONDS);
-  // The former answer stays on the screen while the next one is read.
-  const { reload } = live;
-  useEffect(
-    () =>
-      subscribe({
-        parts: { models: true },
-        cursor: "",
-        onChanges: ({ models }) => {
-          const ids = models === undefined ? [] : [...models.rows.map((row) => row.id), ...models.gone];
-          if (ids.length > 0 && (modelId === 0 || ids.includes(modelId))) reload();
-        },
-        onReset: reload,
-      }),
-    [key, modelId],
-  );
-  return live;
-}
-
 export function Models() {
   const query = place.value.query;
   const [name, hasArchived] = [query.get("text") ?? "", query.get("archived") === "yes"];
   const [limit, setLimit] = useState(PAGE_ROWS);
   const [isNew, setNew] = useState(false);
   const asked = { name, limit, ...(hasArchived ? {} : { archived: false }) };
-  const live = useModels(`models ${JSON.stringify(asked)}`, 0, (signal) =>
-    api.get("/api/v1/models", { query: asked, signal }),
-  );
+  const load = (signal: AbortSignal) => api.get("/api/v1/models", { query: asked, signal });
+  const live = useFollowed(JSON.stringify(asked), { models: true }, load, null);
   const models = live.value?.models ?? [];
   return (
     <>
@@ -157,14 +131,15 @@ export function Model({ ids }: ViewProps) {
   const id = Number(ids[0]);
   const [limit, setLimit] = useState(PAGE_ROWS);
   const [asked, setAsked] = useState<Asked | null>(null);
-  const live = useModels(`model ${id} ${limit}`, id, async (signal) => {
+  const load = async (signal: AbortSignal) => {
     const parts = { model_id: id };
     const [{ model }, page] = await Promise.all([
       api.get("/api/v1/models/{model_id}", { parts, signal }),
       api.get("/api/v1/models/{model_id}/versions", { parts, query: { limit }, signal }),
     ]);
     return { model, versions: page.versions, total: page.pagination.total };
-  });
+  };
+  const live = useFollowed(`${id} ${limit}`, { models: true }, load, null);
   if (live.value === null) return live.error === null ? <Loading /> : <Problem error={live.error} />;
   const { model, versions, total } = live.value;
   const mayChange = hasRightsOf(model.username);

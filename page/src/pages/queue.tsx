@@ -1,10 +1,11 @@
 /** The queue of a pool: its order, why each job waits, and changes, whose effect is shown before they are made. */
 
 import { useState } from "preact/hooks";
-import { type Job, useQueue } from "../api/cluster_changes";
+import { useQueue } from "../api/changes";
+import type { Job } from "../api/live_parts";
 import { moveByOne, moveTo, type QueueUpdate, runningJobs, waitingJobs } from "../lib/queue";
 import { count } from "../lib/text";
-import { Age, Command, Empty, Loading, Name, Problem, StateBadge, Time } from "../parts/basic";
+import { Age, Command, Empty, Loading, Name, StateBadge, Time } from "../parts/basic";
 import { Head, Same, TableFrame } from "../parts/form";
 import { href, place, setQuery } from "../router";
 import { complain } from "../toast";
@@ -14,12 +15,12 @@ import "../administration.css";
 const ROWS_SHOWN = 300;
 
 export function Queue() {
-  const { value: jobs, error } = useQueue();
+  const jobs = useQueue();
   if (jobs === null) {
     return (
       <>
         <h1>Queue</h1>
-        {error ? <Problem error={error} /> : <Loading />}
+        <Loading />
       </>
     );
   }
@@ -42,7 +43,6 @@ export function Queue() {
           </label>
         ) : null}
       </div>
-      <Problem error={error} />
       <Waiting jobs={waitingJobs(jobs, pool)} pool={pool} />
       <Running jobs={runningJobs(jobs, pool)} />
       <Same command={pool === "" ? "gangline job list" : `gangline job list --pool ${pool}`} />

@@ -2,8 +2,8 @@
 
 import { useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
-import type { Job } from "../api/cluster_changes";
 import { useLive } from "../api/live";
+import type { Job } from "../api/live_parts";
 import { commandOf, describeStanding, type QueueUpdate } from "../lib/queue";
 import { count, formatUtc } from "../lib/text";
 import { Dialog, Loading, Problem } from "../parts/basic";

@@ -1,8 +1,8 @@
 /** Agents and slots as a map, with a table behind it. Administrators take them out of use and back. */
 
 import { useState } from "preact/hooks";
+import { useAgents } from "../api/changes";
 import { api, type Schemas } from "../api/client";
-import { useAgents } from "../api/cluster_changes";
 import {
   compareIds,
   describeSlot,

@@ -1,7 +1,7 @@
 /** One trial: its metrics while they come in, its log, its checkpoints, its attempts, and its hyperparameters. */
 
 import { useState } from "preact/hooks";
-import { useChanges } from "../api/changes";
+import { useFollowed } from "../api/changes";
 import { api, type Schemas } from "../api/client";
 import { useLive } from "../api/live";
 import { Command, Confirm, CopyButton, Loading, Problem, StateBadge } from "../parts/basic";
@@ -18,14 +18,15 @@ type TrialView = Schemas["TrialView"];
 export function Trial({ ids }: ViewProps) {
   const id = ids[0] ?? "";
   const experimentId = Number(id.split(".")[0]);
-  const live = useLive(id, (signal) => api.get("/api/v1/trials/{trial_id}", { parts: { trial_id: id }, signal }), 0);
-  const [latest, setLatest] = useState<TrialView | null>(null);
-  const reload = () =>
-    api.get("/api/v1/trials/{trial_id}", { parts: { trial_id: id } }).then(setLatest, () => live.reload());
   const fields = "state,outcome,restarts,attempts,best,latestCheckpoint,warning";
-  useChanges({ trials: true, experimentId, trialFilter: `id = "${id}"`, trialFields: fields }, reload, reload);
+  const live = useFollowed(
+    id,
+    { trials: { experimentId, filter: `id = "${id}"`, fields } },
+    (signal) => api.get("/api/v1/trials/{trial_id}", { parts: { trial_id: id }, signal }),
+    null,
+  );
   const owner = useOwner(experimentId);
-  const view = latest ?? live.value;
+  const view = live.value;
   if (view === null) return live.error === null ? <Loading /> : <Problem error={live.error} />;
   const { trial } = view;
   return (
@@ -37,9 +38,10 @@ export function Trial({ ids }: ViewProps) {
         <a href={href(`/experiments/${trial.experimentId}`)}>Experiment {trial.experimentId}</a>
       </div>
       <div class="row">
-        <Kill view={view} onDone={reload} />
+        <Kill view={view} onDone={live.reload} />
         <Command text={`gangline trial describe ${id}`} />
       </div>
+      <Problem error={live.error} />
       {trial.warning ? <p class="problem">Warning: {trial.warning}</p> : null}
       <Tabs
         label="Trial"

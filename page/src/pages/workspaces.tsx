@@ -1,10 +1,10 @@
 /** Workspaces, the projects in each, and the experiments of a project. */
 
 import type { ComponentChildren } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
+import { useFollowed } from "../api/changes";
 import { ApiError, api, type Schemas } from "../api/client";
-import { type Live, useLive } from "../api/live";
-import { subscribe } from "../api/live_store";
+import type { Live } from "../api/live";
 import { count } from "../lib/text";
 import { Command, Confirm, Dialog, Empty, Loading, Name, Problem } from "../parts/basic";
 import { href, place, setQuery, type ViewProps } from "../router";
@@ -129,26 +129,9 @@ export function Project({ ids }: ViewProps) {
   );
 }
 
-/** Loads once, and again when a workspace or a project changes, of which the stream tells by a reset. */
+/** Loads a value, and again when a workspace or a project changes. */
 function useHomes<T>(key: string, load: (signal: AbortSignal) => Promise<T>): Live<T> {
-  const [round, setRound] = useState(0);
-  const live = useLive(`${key} ${round}`, load, 0);
-  const [last, setLast] = useState(live);
-  useEffect(() => {
-    if (live.value !== null || live.error !== null) setLast(live);
-  }, [live.value, live.error]);
-  useEffect(
-    () =>
-      subscribe({
-        // No experiment: only resets are wanted.
-        parts: { experiments: { filter: "id = 0", fields: "id" } },
-        cursor: "",
-        onChanges: () => {},
-        onReset: () => setRound((former) => former + 1),
-      }),
-    [],
-  );
-  return live.value === null && live.error === null ? last : live;
+  return useFollowed(key, { homes: true }, load, null);
 }
 
 interface EntriesProps<E extends Entry> {

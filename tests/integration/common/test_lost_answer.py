@@ -118,7 +118,7 @@ async def test_a_write_that_could_not_be_settled_is_settled_before_the_next_one(
                 await leadership.commit([Put(KEY, b"old")])
             assert (caught.value.code, caught.value.effect) == ("etcd.unreachable", Effect.UNKNOWN)
             num_chunks = next(number for number, chunk in enumerate(hanging.held) if b"old" in chunk) + 1
-            async with Proxy(etcd_settings.endpoints[0], port):
+            async with Proxy(etcd_settings.endpoints[0], port=port):
                 await _commit(leadership, Put(KEY, b"new"))
                 num_answer_bytes = hanging.num_answer_bytes
                 await hanging.release(num_chunks)

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from gangline.domain.allocation import Allocation, Member
+from gangline.domain.allocation import Allocation, Member, Request
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.resource import Agent, Slot
 from gangline.domain.state import State
+from gangline.errors import unavailable
 from gangline.protocol import wire
 from gangline.v1 import ingest_pb2
 from services.common import keys
-from services.common.etcd import Delete, EtcdClient, Put
+from services.common.etcd import Delete, EtcdClient, EtcdSettings, Put
+from services.gateway.history.reader import Reader
 from services.gateway.http.live import metrics_feed, route, stream
 from services.gateway.http.live.shared_text import SharedTexts
-from tests.support.gateway import Client
+from services.gateway.program import run_gateway
+from tests.support.gateway import CLUSTER_TOKEN, Client, settings_in
 from tests.support.stand_in_leader import StandInLeader
 from tests.support.wait import until_async
 
@@ -207,6 +212,140 @@ async def test_who_has_missed_too_much_is_told_to_read_anew(
         await etcd.commit([put(replace(EXPERIMENT, id=10, name="again"))])
         changes = await events.next("changes")
         assert changes["experiments"]["rows"] == [{"id": 10, "name": "again"}]
+
+
+async def test_after_a_reset_the_queue_comes_whole(
+    etcd: EtcdClient, seen: Client, leader: StandInLeader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MAX_ROWS", 2)
+    async with follow(seen, queue="true", experiments="true", experimentFields="name") as events:
+        assert (await events.next("changes"))["queue"]["isWhole"]
+        # One event would tell of both, of which the client may drop no part.
+        others = [put(replace(EXPERIMENT, id=number)) for number in (8, 9)]
+        await etcd.commit([Delete(keys.allocation("7.1.1")), *others])
+        await events.next("reset")
+        queue = (await events.next("changes"))["queue"]
+        assert (queue["isWhole"], queue["rows"]) == (True, [])
+
+
+async def test_a_part_that_cannot_be_read_says_so_and_the_others_come(
+    etcd: EtcdClient, seen: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> Any:
+        raise unavailable("history.unreadable", "the history cannot be read now: it is away")
+
+    await deliver(seen, 1, 2)
+    wanted = {"experiments": "true", "experimentFields": "name", "metrics": "7.1"}
+    async with follow(seen, **wanted) as events:
+        cursor = events.last_id
+    with monkeypatch.context() as patch:
+        patch.setattr(Reader, "metrics_of", fail)
+        stack = AsyncExitStack()
+        events = await stack.enter_async_context(follow(seen, cursor, **wanted))
+        assert (await events.next("problem"))["code"] == "history.unreadable"
+        await etcd.commit([put(replace(EXPERIMENT, name="meanwhile"))])
+        assert (await events.next("changes"))["experiments"]["rows"] == [{"id": 7, "name": "meanwhile"}]
+        await deliver(seen, 3, 4)
+    async with stack:
+        assert await batches(events, 2) == [3, 4]
+        assert (await events.next("problem"))["detail"] == ""
+    # A stream that begins meanwhile has no place among the reports, so its pages are read anew.
+    monkeypatch.setattr(stream, "LOOK_AGAIN_SECONDS", 0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Reader, "newest_metrics_id", fail)
+        stack = AsyncExitStack()
+        events = await stack.enter_async_context(follow(seen, **wanted))
+        assert "it is away" in (await events.next("problem"))["detail"]
+    async with stack:
+        await events.next("reset")
+        assert (await events.next("problem"))["detail"] == ""
+        await deliver(seen, 5, 5)
+        assert await batches(events, 1) == [5]
+
+
+async def test_a_stream_goes_on_while_the_leader_changes(etcd: EtcdClient, seen: Client, leader: StandInLeader) -> None:
+    request = Request("7.2", 7, "default", 2, submitted_at=5.0)
+    await etcd.commit([put(replace(TRIAL, id="7.2", number=2)), Put(keys.request("7.2"), wire.encode(request))])
+
+    async def reason_of(events: Events) -> str | None:
+        """Returns the reason of the next change of the trial that waits."""
+        while True:
+            for row in (await events.next("changes")).get("queue", {"rows": []})["rows"]:
+                if row["trialId"] == "7.2":
+                    reason: dict[str, str] | None = row["reason"]
+                    return reason["message"] if reason else None
+
+    async with follow(seen, queue="true", experiments="true", experimentFields="name") as events:
+        assert await reason_of(events) == "needs 2 slots; 1 is free"
+        await leader.stop()
+        assert await reason_of(events) is None
+        await etcd.commit([put(replace(EXPERIMENT, name="leaderless"))])
+        assert (await events.next("changes"))["experiments"]["rows"] == [{"id": 7, "name": "leaderless"}]
+        second = StandInLeader(etcd, CLUSTER_TOKEN)
+        await second.start()
+        try:
+            assert await reason_of(events) == "needs 2 slots; 1 is free"
+        finally:
+            await second.stop()
+
+
+async def test_a_cursor_holds_over_a_compaction_and_not_at_a_gateway_that_began_later(
+    etcd: EtcdClient, etcd_settings: EtcdSettings, seen: Client, tmp_path: Path
+) -> None:
+    wanted = {"experiments": "true", "experimentFields": "name"}
+    async with follow(seen, **wanted) as events:
+        cursor = events.last_id
+    await etcd.commit([put(replace(EXPERIMENT, name="meanwhile"))])
+    await etcd.commit([put(replace(EXPERIMENT, id=8))])
+    await etcd.compact(await etcd.find_revision())
+    # A gateway needs no history of etcd for what it has seen itself.
+    async with follow(seen, cursor, **wanted) as events:
+        rows = (await events.next("changes"))["experiments"]["rows"]
+        assert sorted(row["name"] for row in rows) == ["digits", "meanwhile"]
+    (tmp_path / "later").mkdir()
+    async with run_gateway(settings_in(tmp_path / "later", etcd_settings)) as addresses:
+        later = Client(addresses.grpc, addresses.http)
+        async with follow(later, cursor, **wanted) as events:
+            assert "read the pages anew" in (await events.next("reset"))["reason"]
+            await etcd.commit([put(replace(EXPERIMENT, name="afterwards"))])
+            assert (await events.next("changes"))["experiments"]["rows"] == [{"id": 7, "name": "afterwards"}]
+        await later.close()
+
+
+async def test_a_client_that_reads_nothing_is_cut_and_delays_no_other(
+    etcd: EtcdClient, seen: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(route, "SEND_SECONDS", 3.0)
+    monkeypatch.setattr(stream, "MAX_OF_USER", 2)
+    host, _, port = seen.http_address.partition(":")
+    # The kernel's buffers of a connection grow up to about 10 MB by themselves; these stay small.
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+    slow.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(slow, (host, int(port)))
+    asked = f"GET {STREAM}?experiments=true&experimentFields=name HTTP/1.1"
+    head = f"{asked}\r\nHost: {seen.http_address}\r\nAuthorization: Bearer {seen.token}\r\n\r\n"
+    await loop.sock_sendall(slow, head.encode())
+    sent = 0
+    async with follow(seen, experiments="true", experimentFields="name") as events:
+        for number in range(40):
+            name = f"{number} {'x' * 4500}"
+            await etcd.commit([put(replace(EXPERIMENT, id=id_, name=name)) for id_ in range(10, 110)])
+            rows = (await events.next("changes"))["experiments"]["rows"]
+            assert {row["name"] for row in rows} == {name}
+            sent += len(rows) * len(name)
+
+        async def is_free() -> bool:
+            async with seen.http.stream("GET", STREAM) as answer:
+                return answer.status_code == 200
+
+        await until_async(is_free, "the end of the stream that nothing reads")
+    received = 0
+    with slow, suppress(ConnectionResetError):
+        while piece := await asyncio.wait_for(loop.sock_recv(slow, 1 << 20), 10):
+            received += len(piece)
+    assert 0 < received < sent / 2
 
 
 async def test_rows_are_written_once_for_all_clients(

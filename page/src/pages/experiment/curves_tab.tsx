@@ -68,7 +68,7 @@ interface Props {
 /** Draws one metric of several trials over one another. */
 export function CurvesOf({ trialIds, nameOf, bestOf, metric, isLive }: Props) {
   const settings = useChartSettings();
-  const feed = useMemo(() => new ReportFeed(), []);
+  const feed = useMemo(() => new ReportFeed(!isLive), [isLive]);
   const [hidden, setHidden] = useState<Set<string>>(new Set());
   const asked = place.value.query.get("metric");
   const chosen = asked ?? `validation/${metric}`;
@@ -84,6 +84,7 @@ export function CurvesOf({ trialIds, nameOf, bestOf, metric, isLive }: Props) {
   });
   useChanges(
     isLive ? { metrics: trialIds } : null,
+    "",
     (changes) => changes.metrics && feed.pass(changes.metrics),
     () => feed.pass(null),
   );

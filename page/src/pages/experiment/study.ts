@@ -1,9 +1,9 @@
 /** What the views of one experiment share: its row of the table, kept up to date, its configuration, and its trials. */
 
 import { useEffect, useState } from "preact/hooks";
-import { useChanges } from "../../api/changes";
-import { ApiError, api, type Schemas } from "../../api/client";
-import { complain } from "../../toast";
+import { useFollowed } from "../../api/changes";
+import { type ApiError, api, type Schemas } from "../../api/client";
+import { useLive } from "../../api/live";
 
 export interface StudyRow {
   id: number;
@@ -54,38 +54,41 @@ export interface Study {
 
 /** Loads an experiment without its trials, and keeps its row up to date. */
 export function useStudy(id: number): { study: Study | null; error: ApiError | null; isGone: boolean } {
-  const [row, setRow] = useState<StudyRow | null>(null);
-  const [cursor, setCursor] = useState("");
-  const [why, setWhy] = useState<Schemas["Explanation"] | null>(null);
-  const [error, setError] = useState<ApiError | null>(null);
-  const [isGone, setGone] = useState(false);
-  const [round, setRound] = useState(0);
-  const fail = (failure: unknown) => (failure instanceof ApiError ? setError(failure) : complain(failure));
-  useEffect(() => {
-    const query = { filter: `id = ${id}`, fields: FIELDS };
-    api.get("/api/v1/tables/{table}", { parts: { table: "experiments" }, query }).then((page) => {
-      const found = page.rows[0] as unknown as StudyRow | undefined;
-      if (found !== undefined) setRow(found);
-      setCursor(page.cursor);
-    }, fail);
-  }, [id, round]);
+  const selection = { filter: `id = ${id}`, fields: FIELDS };
+  const live = useFollowed<Found>(
+    String(id),
+    { experiments: selection },
+    async (signal) => {
+      const parts = { table: "experiments" } as const;
+      const page = await api.get("/api/v1/tables/{table}", { parts, query: selection, signal });
+      return { row: (page.rows[0] as unknown as StudyRow | undefined) ?? null, isGone: false };
+    },
+    (former, { experiments }) => {
+      const changed = experiments?.rows.find((each) => each.id === id) as unknown as StudyRow | undefined;
+      return { row: changed ?? former.row, isGone: experiments?.gone.includes(id) ?? false };
+    },
+  );
+  const row = live.value?.row ?? null;
   // Its reason changes with the queue, of which the row knows nothing: it is read again with each change of the row.
   const key = row === null ? "" : [row.state, row.outcome, row.numTrials, row.numTrialsEnded].join();
-  useEffect(() => {
-    api.get("/api/v1/jobs/{job_id}/explanation", { parts: { job_id: String(id) } }).then(setWhy, fail);
-  }, [id, key, round]);
-  const query = { experiments: true, experimentFilter: `id = ${id}`, experimentFields: FIELDS, cursor };
-  useChanges(
-    cursor === "" ? null : query,
-    ({ experiments }) => {
-      const changed = experiments?.rows.find((each) => each.id === id);
-      if (changed !== undefined) setRow(changed as unknown as StudyRow);
-      if (experiments?.gone.includes(id)) setGone(true);
-    },
-    () => setRound((former) => former + 1),
+  const explained = useLive(
+    `${id} ${key}`,
+    (signal) => api.get("/api/v1/jobs/{job_id}/explanation", { parts: { job_id: String(id) }, signal }),
+    0,
   );
+  // The former reason is shown until the new one is there.
+  const [why, setWhy] = useState<Schemas["Explanation"] | null>(null);
+  useEffect(() => {
+    if (explained.value !== null) setWhy(explained.value);
+  }, [explained.value]);
   const study = row === null || why === null ? null : { row, experiment: why.experiment, ...reasonOf(why) };
-  return { study, error, isGone };
+  return { study, error: live.error ?? explained.error, isGone: live.value?.isGone ?? false };
+}
+
+interface Found {
+  /** null if there is no such experiment. */
+  row: StudyRow | null;
+  isGone: boolean;
 }
 
 function reasonOf({ reason, tasks }: Schemas["Explanation"]) {

@@ -3,6 +3,7 @@
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { useChanges } from "../../api/changes";
 import { ApiError, api } from "../../api/client";
+import { AGAIN_SECONDS } from "../../api/live";
 import { MOST_COMPARED } from "../../lib/differences";
 import { writeFields } from "../../lib/field_list";
 import { formatNumber, formatValue } from "../../lib/text";
@@ -161,8 +162,8 @@ export function useTrialRows(experimentId: number, fields: string | null, sort: 
   const [error, setError] = useState<ApiError | null>(null);
   const [round, setRound] = useState(0);
   const isLoading = useRef(false);
-  const load = async (offset: number, snapshot: string, signal?: AbortSignal) => {
-    if (fields === null) return;
+  const load = async (offset: number, snapshot: string, signal?: AbortSignal): Promise<ApiError | null> => {
+    if (fields === null) return null;
     const query = { experimentId, fields, sort, offset, snapshot, limit: PAGE_ROWS };
     try {
       const page = await api.get("/api/v1/tables/{table}", {
@@ -178,20 +179,28 @@ export function useTrialRows(experimentId: number, fields: string | null, sort: 
         snapshot: page.snapshot,
         cursor: offset === 0 ? page.cursor : former.cursor,
       }));
+      return null;
     } catch (failure) {
-      if (signal?.aborted) return;
+      if (signal?.aborted) return null;
       if (!(failure instanceof ApiError)) throw failure;
       setError(failure);
+      return failure;
     }
   };
   useEffect(() => {
     const ending = new AbortController();
-    void load(0, "", ending.signal);
-    return () => ending.abort();
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    void load(0, "", ending.signal).then((failure) => {
+      if (failure?.isTemporary) timer = setTimeout(() => setRound((former) => former + 1), AGAIN_SECONDS * 1000);
+    });
+    return () => {
+      ending.abort();
+      clearTimeout(timer);
+    };
   }, [experimentId, fields, sort, round]);
-  const reading = { trials: true, experimentId, trialFields: fields, cursor: state.cursor };
   useChanges(
-    state.cursor === "" || fields === null ? null : reading,
+    state.cursor === "" || fields === null ? null : { trials: { experimentId, filter: "", fields } },
+    state.cursor,
     ({ trials }) => {
       if (trials === undefined) return;
       const changed = new Map(trials.rows.map((row) => [row.id as string, row as unknown as TrialRow]));

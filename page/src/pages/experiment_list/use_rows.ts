@@ -2,6 +2,7 @@
 
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import { ApiError, api } from "../../api/client";
+import { AGAIN_SECONDS } from "../../api/live";
 import { subscribe } from "../../api/live_store";
 import { missingPages, PAGE_ROWS, type RowList, type RowPage, withChanges, withPage } from "../../lib/row_list";
 import { complain } from "../../toast";
@@ -26,8 +27,6 @@ export interface Rows {
 }
 
 const MAX_PENDING = 4;
-// A gateway that does not answer is asked again after so long.
-const AGAIN_SECONDS = 2;
 
 interface State {
   key: string;
@@ -64,13 +63,12 @@ export function useRows(wanted: Wanted): Rows {
             );
           },
           onReset: reload,
-          onError: complain,
         });
       } catch (failure) {
         if (ending.signal.aborted) return;
         if (!(failure instanceof ApiError)) throw failure;
         setState((former) => ({ ...former, key, error: failure }));
-        if (failure.status === 0 || failure.status >= 500) timer = setTimeout(begin, AGAIN_SECONDS * 1000);
+        if (failure.isTemporary) timer = setTimeout(begin, AGAIN_SECONDS * 1000);
       }
     };
     void begin();

@@ -23,11 +23,12 @@ export function Metrics({ id, isOver }: { id: string; isOver: boolean }) {
   const search = place.value.query.get("search") ?? "";
   const group = place.value.query.get("group") ?? "";
   const settings = useChartSettings();
-  const feed = useMemo(() => new ReportFeed(), [id]);
+  const feed = useMemo(() => new ReportFeed(isOver), [id, isOver]);
   const [numShown, setShown] = useState(CHARTS);
   const { names, total, error, learn, loadMore } = useNames(id, search, group);
   useChanges(
     isOver ? null : { metrics: [id] },
+    "",
     ({ metrics }) => {
       if (metrics === undefined) return;
       feed.pass(metrics);

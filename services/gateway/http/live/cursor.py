@@ -1,4 +1,8 @@
-"""PURE: the place of a client in the stream of changes: `REVISION[.METRICS[.QUEUE]]`, for clients without a meaning."""
+"""PURE: the place of a client in the stream of changes: `REVISION[.METRICS[.QUEUE]]`.
+
+It has no meaning for clients, but for the page of the same version, whose views share a stream and begin it where none
+of them misses anything (`startOf` in page/src/api/live_parts.ts).
+"""
 
 from __future__ import annotations
 

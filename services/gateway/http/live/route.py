@@ -38,7 +38,7 @@ async def follow_changes(
 
 
 async def _until_stopped(stream: Stream, hub: LiveHub, user: str) -> AsyncIterator[ServerSentEvent]:
-    """Ends the answer when the gateway stops, or when its history cannot be read. The client connects again."""
+    """Ends the answer when the gateway stops, or when there are too many streams. The client connects again."""
     try:
         with hub.enter(user):
             async for event in stream.events():

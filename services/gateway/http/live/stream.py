@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_core import to_json
 from sse_starlette import ServerSentEvent
 
-from gangline.errors import unavailable
+from gangline.errors import GanglineError, unavailable
 from services.gateway.http import model
 from services.gateway.http.agent import SlotHolder
 from services.gateway.http.live.cursor import Cursor
@@ -119,18 +119,21 @@ class Stream:
         self._trial_ids = tuple(sorted(set(wanted.metrics)))
         self._start = wanted.cursor()
         self._tables = self._open()
+        # Why a part could not be read when it was looked at last; None if all could.
+        self._problem: GanglineError | None = None
 
     def _open(self) -> list[_OpenTable]:
         return [_OpenTable(part, *self._cases.tables.open(part.query, part.fields)) for part in self._parts]
 
     async def events(self) -> AsyncIterator[ServerSentEvent]:
-        """Yields `changes` and `reset`, until the client goes or the gateway stops. The first event is `open`."""
+        """Yields `changes`, `reset` and `problem`, until the client goes or the gateway stops. The first event is
+        `open`."""
+        shown_problem: GanglineError | None = None
         with self._changes.listen(self._trial_ids) as changed:
             cursor = await self._first_cursor()
             yield ServerSentEvent("{}", event="open", id=str(cursor))
             if await self._is_ahead(cursor):
-                metrics_id = await self._changes.newest_metrics_id() if self._trial_ids else None
-                cursor = Cursor(self._changes.revision, metrics_id)
+                cursor = await self._with_newest_report(Cursor(self._changes.revision))
                 yield _reset(cursor)
             while True:
                 changed.clear()
@@ -141,46 +144,77 @@ class Stream:
                     self._tables = self._open()
                     yield _reset(after)
                 cursor = after
+                if (self._problem is None) != (shown_problem is None):
+                    shown_problem = self._problem
+                    yield _problem(shown_problem, cursor)
                 await asyncio.sleep(MIN_INTERVAL_SECONDS)
                 await self._changes.wait(changed, self._pause_seconds())
 
     async def _first_cursor(self) -> Cursor:
         cursor = self._start or Cursor(self._changes.revision)
-        if self._trial_ids and cursor.metrics_id is None:
-            cursor = replace(cursor, metrics_id=await self._changes.newest_metrics_id())
+        return cursor if cursor.metrics_id is not None else await self._with_newest_report(cursor)
+
+    async def _with_newest_report(self, cursor: Cursor) -> Cursor:
+        """Returns the cursor without a place among the reports while these cannot be read: `_add_reports` finds one."""
+        if self._trial_ids:
+            with suppress(GanglineError):
+                return replace(cursor, metrics_id=await self._changes.newest_metrics_id())
         return cursor
 
     async def _is_ahead(self, cursor: Cursor) -> bool:
         """Returns whether the cursor is of a cluster or of a history that is not this one's, or not any more."""
         if not await self._changes.wait_for_revision(cursor.revision, CATCH_UP_SECONDS):
             return True
-        return bool(self._trial_ids) and (cursor.metrics_id or 0) > await self._changes.newest_metrics_id()
+        if not self._trial_ids or cursor.metrics_id is None:
+            return False
+        with suppress(GanglineError):
+            return cursor.metrics_id > await self._changes.newest_metrics_id()
+        return False
 
     def _pause_seconds(self) -> float:
         polls = self._wanted.queue or (bool(self._trial_ids) and not self._changes.is_alone)
-        return LOOK_AGAIN_SECONDS if polls else IDLE_SECONDS
+        return LOOK_AGAIN_SECONDS if polls or self._problem is not None else IDLE_SECONDS
 
     async def _next(self, cursor: Cursor) -> tuple[str | None, Cursor]:
-        """Returns the event after a cursor, empty where nothing changed and None for `reset`, and the next cursor."""
+        """Returns the event after a cursor, empty where nothing changed and None for `reset`, and the next cursor.
+
+        A part that cannot be read is left out, and keeps its place in the cursor: the others come all the same.
+        """
         parts, after = self._of_mirror(cursor)
-        if self._wanted.queue:
-            change = await self._hub.queue.since(after.queue, self._cases.queue.list_tasks)
-            if change is not None:
-                after = replace(after, queue=change.version)
-                gone, is_whole = _json(change.gone), _json(change.is_whole)
-                rows = ",".join(change.rows)
-                parts = _add(parts, f'"queue":{{"rows":[{rows}],"gone":{gone},"isWhole":{is_whole}}}')
-        if self._trial_ids:
-            trial_ids, changes = self._trial_ids, self._changes
-            reports = await self._hub.metrics.since(
-                trial_ids, after.metrics_id or 0, lambda after_id, limit: changes.metrics(trial_ids, after_id, limit)
-            )
-            if reports is None:
-                return None, replace(after, metrics_id=await changes.newest_metrics_id())
-            if reports:
-                after = replace(after, metrics_id=reports[-1][0])
-                parts = _add(parts, f'"metrics":[{",".join(text for _, text in reports)}]')
+        self._problem = None
+        for add in (self._add_queue, self._add_reports):
+            try:
+                parts, after = await add(parts, after)
+            except GanglineError as error:
+                self._problem = error
+        if parts is None:
+            # The event brings no part of the queue, which no page has as a whole: the next one brings all of it.
+            return None, replace(after, queue="")
         return (f"{{{parts}}}" if parts else parts), after
+
+    async def _add_queue(self, parts: str | None, after: Cursor) -> tuple[str | None, Cursor]:
+        change = await self._hub.queue.since(after.queue, self._cases.queue.list_tasks) if self._wanted.queue else None
+        if change is None:
+            return parts, after
+        gone, is_whole, rows = _json(change.gone), _json(change.is_whole), ",".join(change.rows)
+        part = f'"queue":{{"rows":[{rows}],"gone":{gone},"isWhole":{is_whole}}}'
+        return _add(parts, part), replace(after, queue=change.version)
+
+    async def _add_reports(self, parts: str | None, after: Cursor) -> tuple[str | None, Cursor]:
+        trial_ids, changes = self._trial_ids, self._changes
+        if not trial_ids:
+            return parts, after
+        reports = None
+        if after.metrics_id is not None:
+            reports = await self._hub.metrics.since(
+                trial_ids, after.metrics_id, lambda after_id, limit: changes.metrics(trial_ids, after_id, limit)
+            )
+        if reports is None:
+            return None, replace(after, metrics_id=await changes.newest_metrics_id())
+        if not reports:
+            return parts, after
+        part = f'"metrics":[{",".join(text for _, text in reports)}]'
+        return _add(parts, part), replace(after, metrics_id=reports[-1][0])
 
     def _of_mirror(self, cursor: Cursor) -> tuple[str | None, Cursor]:
         """Returns the parts about tables, agents and models, joined by commas."""
@@ -245,6 +279,12 @@ class Stream:
 def _reset(after: Cursor) -> ServerSentEvent:
     reason = '{"reason": "too much has changed since this cursor; read the pages anew"}'
     return ServerSentEvent(reason, event="reset", id=str(after))
+
+
+def _problem(error: GanglineError | None, after: Cursor) -> ServerSentEvent:
+    """Returns the event that says why a part is not up to date; with an empty `detail` where it is again."""
+    code, detail = (error.code, error.message) if error is not None else ("", "")
+    return ServerSentEvent(_json({"code": code, "detail": detail}), event="problem", id=str(after))
 
 
 def _add(parts: str | None, part: str) -> str | None:

@@ -1,0 +1,146 @@
+import { afterEach, expect, it, vi } from "vitest";
+import type { Changes, Parts } from "../src/api/live_parts";
+import { streamProblem, subscribe } from "../src/api/live_store";
+
+vi.mock("../src/router", () => ({ basePath: () => "/" }));
+
+/** A gateway's side of one stream. */
+interface Opened {
+  query: URLSearchParams;
+  resume: string | undefined;
+  isOpen: boolean;
+  send: (name: string, id: string, data?: unknown) => void;
+  end: () => void;
+}
+
+const opened: Opened[] = [];
+let refusal: Response | null = null;
+const endings: (() => void)[] = [];
+
+vi.stubGlobal("fetch", async (address: string, init: RequestInit) => {
+  if (refusal !== null) return refusal.clone();
+  const stream = new TransformStream<Uint8Array, Uint8Array>(undefined, { highWaterMark: 1000 });
+  const writer = stream.writable.getWriter();
+  const entry: Opened = {
+    query: new URL(address, "http://gateway").searchParams,
+    resume: (init.headers as Record<string, string>)["Last-Event-ID"],
+    isOpen: true,
+    send: (name, id, data = {}) => {
+      const text = `event: ${name}\nid: ${id}\ndata: ${JSON.stringify(data)}\n\n`;
+      void writer.write(new TextEncoder().encode(text)).catch(() => {});
+    },
+    end: () => void writer.close(),
+  };
+  init.signal?.addEventListener("abort", () => {
+    entry.isOpen = false;
+    void writer.abort().catch(() => {});
+  });
+  opened.push(entry);
+  return new Response(stream.readable);
+});
+
+function follow(parts: Parts, cursor = "") {
+  const seen = { changes: [] as Changes[], numResets: 0, end: () => {} };
+  seen.end = subscribe({
+    parts,
+    cursor,
+    onChanges: (changes) => seen.changes.push(changes),
+    onReset: () => {
+      seen.numResets++;
+    },
+  });
+  endings.push(seen.end);
+  return seen;
+}
+
+const open = () => opened.filter((each) => each.isOpen);
+/** Waits for the one stream that is open, when it is the `number`th of this test. */
+const stream = async (number: number) => {
+  await vi.waitFor(() => expect([opened.length, open().length]).toEqual([number, 1]));
+  return open()[0] as Opened;
+};
+
+afterEach(async () => {
+  refusal = null;
+  for (const end of endings.splice(0)) end();
+  await vi.waitFor(() => expect(open()).toEqual([]));
+  opened.splice(0);
+});
+
+it("serves all views by one connection, which goes on without a gap when they change", async () => {
+  const list = follow({ experiments: { filter: "", fields: "name" } }, "90");
+  const first = await stream(1);
+  expect(first.query.get("cursor")).toBe("90");
+  first.send("open", "90");
+  first.send("changes", "95", { experiments: { rows: [{ id: 1 }], gone: [] } });
+  await vi.waitFor(() => expect(list.changes.length).toBe(1));
+  expect(list.numResets).toBe(0);
+
+  const reports = follow({ metrics: ["1.1"] });
+  const second = await stream(2);
+  expect([second.query.get("cursor"), second.query.get("metrics"), second.query.get("experiments")]).toEqual([
+    "95",
+    "1.1",
+    "true",
+  ]);
+  expect(reports.numResets).toBe(0);
+  second.send("open", "95.10");
+  await vi.waitFor(() => expect(reports.numResets).toBe(1));
+  second.send("changes", "97.12", { metrics: [{ trialId: "1.1" }] });
+  await vi.waitFor(() => expect(reports.changes.length).toBe(1));
+  expect([list.changes.length, list.numResets]).toEqual([1, 0]);
+
+  // A page that was read before that event takes the rows back, and not the reports.
+  const trials = follow({ trials: { filter: "", fields: "state" } }, "96");
+  const third = await stream(3);
+  expect(third.query.get("cursor")).toBe("96.12");
+  list.end();
+  reports.end();
+  const fourth = await stream(4);
+  expect([fourth.query.has("metrics"), fourth.query.has("experiments")]).toEqual([false, false]);
+  fourth.send("reset", "99");
+  await vi.waitFor(() => expect(trials.numResets).toBe(1));
+});
+
+it("resumes a lost connection after the last event, and reads no second time", async () => {
+  const agents = follow({ agents: true });
+  const first = await stream(1);
+  first.send("open", "5");
+  await vi.waitFor(() => expect(agents.numResets).toBe(1));
+  first.send("changes", "7", { agents: { rows: [], gone: ["a"], holders: {} } });
+  await vi.waitFor(() => expect(agents.changes.length).toBe(1));
+  first.end();
+  first.isOpen = false;
+  const second = await stream(2);
+  expect(second.resume).toBe("7");
+  second.send("open", "7");
+  second.send("changes", "8", { agents: { rows: [], gone: ["b"], holders: {} } });
+  await vi.waitFor(() => expect(agents.changes.length).toBe(2));
+  expect(agents.numResets).toBe(1);
+});
+
+it("keeps a connection that one of its views leaves", async () => {
+  const [agents, other] = [follow({ agents: true }), follow({ agents: true })];
+  const first = await stream(1);
+  first.send("open", "5");
+  await vi.waitFor(() => expect(agents.numResets).toBe(1));
+  other.end();
+  // The store arranges its connections in a timer that was set before this one.
+  await new Promise((resolve) => setTimeout(resolve));
+  first.send("changes", "7", { agents: { rows: [], gone: ["a"], holders: {} } });
+  await vi.waitFor(() => expect(agents.changes.length).toBe(1));
+  expect([opened.length, other.changes.length]).toEqual([1, 0]);
+});
+
+it("shows why it is refused, lets the view read all the same, and tries again", async () => {
+  const problem = { code: "stream.too_many", detail: "ann has 100 streams; close some" };
+  refusal = new Response(JSON.stringify(problem), { status: 503 });
+  const agents = follow({ agents: true });
+  await vi.waitFor(() => expect(streamProblem.value).toBe(problem.detail));
+  expect(agents.numResets).toBe(1);
+  refusal = null;
+  const first = await stream(1);
+  await vi.waitFor(() => expect(streamProblem.value).toBe(""));
+  first.send("changes", "7", { agents: { rows: [], gone: ["a"], holders: {} } });
+  await vi.waitFor(() => expect(agents.changes.length).toBe(1));
+});
