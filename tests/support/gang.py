@@ -8,8 +8,6 @@ several of these modules share. A rank imports the module by its name, with all 
 from __future__ import annotations
 
 import contextlib
-import gc
-import multiprocessing
 import os
 import pickle
 import tempfile
@@ -20,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from tests.support import rank_fork
 from tests.support.source import ROOT
 
 # Some gangs train for more than a minute, and twice as long on a busy machine.
@@ -59,8 +58,7 @@ def run_gang(size: int, directory: Path, work: Callable[..., Any], *arguments: A
 def start_gang(size: int, directory: Path, work: Callable[..., Any], *arguments: Any) -> list[BaseProcess]:
     """As run_gang, without waiting; the caller ends the processes."""
     directory.mkdir(parents=True, exist_ok=True)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.support.preload"])
+    context = rank_fork.context()
     processes: list[BaseProcess] = []
     for rank in range(size):
         place = {"rank": rank, "size": size, "directory": str(directory)}
@@ -89,19 +87,14 @@ def result_of(directory: Path, rank: int) -> Any:
 
 
 def _be_rank(place: dict[str, Any], work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    import torch
     import torch.distributed as dist
 
-    # As in a rank of a trial runner, collections leave out what was loaded before the fork.
-    gc.freeze()
+    rank_fork.become_rank()
     rank, size, directory = place["rank"], place["size"], Path(place["directory"])
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
     os.environ.update(GROUP_RANK="0", GROUP_WORLD_SIZE="1", GLOO_SOCKET_IFNAME="lo", CUDA_VISIBLE_DEVICES="")
     # What a rank that is killed leaves goes with the test's folder.
     tempfile.tempdir = str(directory)
-    torch.set_num_threads(1)
-    # The fork server leaves its own way to start processes, with which workers of a data loader would load torch anew.
-    multiprocessing.set_start_method(None, force=True)
     try:
         if size > 1:
             dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=size)

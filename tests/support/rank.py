@@ -3,7 +3,6 @@ say. Ranks are forked from one process that has torch loaded, as in a cluster, s
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 import struct
@@ -19,6 +18,7 @@ from typing import Any
 
 from gangline.cluster_info import CheckpointInfo, ClusterInfo, TrialInfo
 from gangline.v1 import rank_pb2, types_pb2
+from tests.support import rank_fork
 
 _SECONDS = 60.0
 # Of a connection that belongs to no rank.
@@ -180,8 +180,7 @@ def start_trial(directory: Path, trial: Trial) -> Iterator[RunningTrial]:
     for name, text in trial.code.items():
         (code / name).write_text(text)
     runner = StandInRunner(directory, trial.fusion)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.support.preload"])
+    context = rank_fork.context()
     store = _make_store(trial.size)
     processes = [
         context.Process(
@@ -256,13 +255,12 @@ def _environment(trial: Trial, rank: int, runner: StandInRunner, port: int, dire
 
 
 def _become_rank(environment: dict[str, str], code: str, directory: str) -> None:
-    import torch
-
     from gangline.cluster_info import get_cluster_info
     from gangline.domain.entrypoint import program_of
     from gangline.launch import child
     from gangline.rank import entrypoint
 
+    rank_fork.become_rank()
     path = Path(directory) / f"rank{environment['RANK']}.txt"
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
@@ -270,11 +268,8 @@ def _become_rank(environment: dict[str, str], code: str, directory: str) -> None
     sys.stdout = os.fdopen(1, "w", buffering=1)
     sys.stderr = os.fdopen(2, "w", buffering=1)
     os.environ.update(environment)
-    # The fork server leaves its own way to start processes. Workers of a data loader would load torch anew.
-    multiprocessing.set_start_method(None, force=True)
     os.chdir(code)
     sys.path.insert(0, code)
-    torch.set_num_threads(1)
     cluster = get_cluster_info()
     assert cluster is not None
     if program := program_of(cluster.trial.config["entrypoint"]):
