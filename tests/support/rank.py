@@ -137,6 +137,7 @@ class Trial:
     seed: int = 7
     warnings: list[str] = field(default_factory=list)
     fusion: Sequence[types_pb2.FusionRecord] = ()  # remembered records
+    python: Path = Path(sys.executable).parent  # folder of the python3 that a script starts by its name
 
 
 class RunningTrial:
@@ -236,7 +237,7 @@ def _environment(trial: Trial, rank: int, runner: StandInRunner, port: int, dire
     )
     return {
         # What a script starts by the name of python3 is the Python of the ranks, as with a trial runner.
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{trial.python}:{os.environ['PATH']}",
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(trial.size),

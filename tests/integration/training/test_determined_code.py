@@ -21,7 +21,8 @@ from tests.support.source import ROOT
 
 _LAUNCHER = "python3 -m determined.launch.torch_distributed"
 _OWN_LAUNCHER = "python3 4_distributed.py launcher"
-# These workers have no use for torch, whose import takes longer than all they do.
+# These workers have no use for torch, whose import takes longer than all they do. Their launchers and they start warm;
+# those of test_core_script_in_two_ranks start cold.
 _LIGHT = LAUNCHED.replace("import torch.distributed as dist\n", "")
 _HPARAMS = {"global_batch_size": 64, "learning_rate": 0.01, "hidden": 16}
 
@@ -137,10 +138,10 @@ def test_core_script_in_two_ranks(tmp_path: Path, entrypoint: str, source: str) 
     assert dict(newest.file_bytes) == {"rank0": 3, "rank1": 3}
 
 
-def test_launcher_of_a_script_s_own_has_one_worker_in_each_slot(tmp_path: Path) -> None:
+def test_launcher_of_a_script_s_own_has_one_worker_in_each_slot(tmp_path: Path, warm: Path) -> None:
     """Which gives in to a preemption for its slot."""
     config = {"entrypoint": _OWN_LAUNCHER, "searcher": {"name": "single", "metric": "x", "max_length": 100_000_000}}
-    trial = Trial({"4_distributed.py": _LIGHT}, config, {"increment_by": 3}, 2)
+    trial = Trial({"4_distributed.py": _LIGHT}, config, {"increment_by": 3}, 2, python=warm)
     with start_trial(tmp_path, trial) as running:
         running.runner.wait_for(lambda: bool(running.checkpoints()), "the first checkpoint")
         running.runner.preempt("a pause")
@@ -150,10 +151,11 @@ def test_launcher_of_a_script_s_own_has_one_worker_in_each_slot(tmp_path: Path) 
     assert "hello from worker 1" in running.output(1).splitlines()
 
 
-def test_launcher_that_starts_all_workers_in_each_slot_is_told(tmp_path: Path) -> None:
+def test_launcher_that_starts_all_workers_in_each_slot_is_told(tmp_path: Path, warm: Path) -> None:
     source = _LIGHT.replace("[*wrapped, ", "[").replace("exit(launcher_main(slots_per_node", "exit(launcher_main(1")
     config = {"entrypoint": _OWN_LAUNCHER, "searcher": {"name": "single", "metric": "x"}}
-    running, codes = run_trial(tmp_path, Trial({"4_distributed.py": source}, config, {"increment_by": 3}, 2))
+    trial = Trial({"4_distributed.py": source}, config, {"increment_by": 3}, 2, python=warm)
+    running, codes = run_trial(tmp_path, trial)
     assert codes[1] == 1
     told = "error: DistributedContext(rank=0) is made in the slot of rank 1: the experiment's launcher has started"
     assert told in running.output(1)
