@@ -20,9 +20,7 @@ export function RegisterDialog({ checkpointId, onClose }: { checkpointId: string
   );
   const [name, setName] = useState("");
   const [alias, setAlias] = useState("");
-  const own = (live.value?.models ?? []).filter(
-    (model) => hasRightsOf(model.username),
-  );
+  const own = (live.value?.models ?? []).filter((model) => hasRightsOf(model.username));
   const register = async (values: FormData) => {
     const wanted = name.trim();
     const known = (await api.get("/api/v1/models", { query: { name: wanted } })).models;
