@@ -9,7 +9,7 @@ import { lookOf } from "../../lib/look";
 import { formatNumber } from "../../lib/text";
 import { Empty, Loading, Problem } from "../../parts/basic";
 import { Chart } from "../../parts/chart";
-import { ChartControls, useChartSettings, zoomOf } from "../../parts/chart_controls";
+import { ChartControls, panOf, useChartSettings, zoomOf } from "../../parts/chart_controls";
 import { href, place, setQuery } from "../../router";
 import type { StudyRow, TrialRow } from "./study";
 
@@ -117,6 +117,7 @@ export function CurvesOf({ trialIds, nameOf, bestOf, metric, isLive }: Props) {
             looks={looks}
             hasLegend={false}
             onZoom={zoomOf(settings, drawn)}
+            onPan={panOf(settings, drawn)}
             onReset={() => settings.set({ range: null })}
           />
           <Legend
