@@ -7,7 +7,7 @@ import { ReportFeed, useSeries } from "../../api/series";
 import { smooth } from "../../lib/curves";
 import { lookOf } from "../../lib/look";
 import { formatNumber } from "../../lib/text";
-import { Empty, Loading, Problem } from "../../parts/basic";
+import { Empty, Loading, Name, Problem } from "../../parts/basic";
 import { Chart } from "../../parts/chart";
 import { ChartControls, panOf, useChartSettings, zoomOf } from "../../parts/chart_controls";
 import { href, place, setQuery } from "../../router";
@@ -195,7 +195,7 @@ function Legend({ entries, hidden, onToggle, onShowOnly }: LegendProps) {
           <li key={entry.id}>
             <label>
               <input type="checkbox" checked={!hidden.has(entry.id)} onChange={() => onToggle(entry.id)} />{" "}
-              <Swatch index={entries.indexOf(entry)} /> {entry.name}
+              <Swatch index={entries.indexOf(entry)} /> <Name text={entry.name} />
             </label>{" "}
             <a href={href(`/trials/${entry.id}`)}>
               <span class="hidden">Trial {entry.id}: </span>
