@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -58,7 +59,7 @@ def store_lines(engine: sa.Engine, trial_id: str, num_lines: int) -> None:
         numbers = sa.select(sa.literal(start).label("n")).cte(recursive=True)
         numbers = numbers.union_all(sa.select(numbers.c.n + 1).where(numbers.c.n < end - 1))
         n = numbers.c.n
-        values = {
+        values: dict[sa.Column[Any], sa.ColumnElement[Any]] = {
             logs.c.experiment_id: sa.literal(int(trial_id.partition(".")[0])),
             logs.c.trial_id: sa.literal(trial_id),
             logs.c.at: FIRST_AT + n,

@@ -57,7 +57,7 @@ _NOTE = """(began) => {
 def run_all(
     browser: Browser, client: Client, address: str, state: StorageState, gateway: psutil.Process,
     *, num_runs: int, num_windows: int, num_streams: int, every: float,
-) -> list[tuple[float, float]]:  # fmt: skip
+) -> list[tuple[float, ...]]:  # fmt: skip
     """Returns values for FIGURES from each of some runs. every: seconds between two reports."""
     began = int(1000 * time.time())
     config = _CONFIG.format(began=began, every=every)
@@ -88,7 +88,7 @@ def _show(page: Page, address: str) -> str:
     return request.value.url
 
 
-def _run(pages: list[Page], gateway: psutil.Process) -> tuple[float, float]:
+def _run(pages: list[Page], gateway: psutil.Process) -> tuple[float, ...]:
     for page in pages:
         page.evaluate("lateness.length = 0")
     before, began = processor_seconds(gateway), time.monotonic()

@@ -93,7 +93,7 @@ def _records() -> Iterator[Put]:
 def _store_history(folder: Path) -> None:
     engine = open_database(f"sqlite:///{folder}/gateway.db")
     for number in (1, 2):
-        contents = (
+        contents: tuple[MetricsPoint | LogLine, ...] = (
             MetricsPoint("training", 1, {KEY: 1.0, "loss": 2.0}),
             MetricsPoint("validation", 2, {KEY: 0.5}),
             MetricsPoint(HOSTILE, 3, {KEY: 0.5}),
