@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.support.port import own_ports
 from tests.support.source import ROOT
 
 _DOCUMENT = '<script src="./assets/index-1.js"></script><link rel="stylesheet" href="./assets/style-1.css">'
-_MANIFEST = {
+_MANIFEST: dict[str, dict[str, Any]] = {
     "index.html": {"file": "assets/index-1.js", "imports": ["_shared-1.js"], "dynamicImports": ["src/trial.tsx"]},
     "_shared-1.js": {"file": "assets/shared-1.js", "imports": ["_deep-1.js"]},
     "_deep-1.js": {"file": "assets/deep-1.js", "imports": ["_shared-1.js"]},
