@@ -26,27 +26,19 @@ from typing import Any
 
 import httpx
 import psutil
-import sqlalchemy as sa
 
-from benchmarks.cluster import running_cluster
+from benchmarks.cluster import find_gateway, running_cluster
 from benchmarks.listing import experiment_of, fill_state, headers_of, http_address, wait_for_mirror
 from benchmarks.machine import describe_machine
 from benchmarks.process import processor_seconds, run_benchmark
 from benchmarks.statistic import summarise
-from gangline.domain.history import LogLine, MetricsPoint
-from gangline.local.layout import Layout
-from gangline.local.process_table import load_table
+from benchmarks.stored_history import gateway_database, store_lines, store_reports
 from gangline.protocol import wire
 from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings, Put
-from services.gateway.history.condense import condense_next
-from services.gateway.history.metric_block import BLOCK_REPORTS
-from services.gateway.history.store import store_batches
-from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord
 
 STREAM_SECONDS = 5.0
 CHANGE_SECONDS = 0.2
-PART = 20_000
 
 
 def main() -> None:
@@ -63,7 +55,7 @@ def main() -> None:
         _fill_history(data, arguments.points, arguments.lines)
         big_id = arguments.experiments + 1
         wait_for_mirror(client, big_id, arguments.trials)
-        gateway = _gateway(data)
+        gateway = find_gateway(data)
         with httpx.Client(base_url=http_address(data), headers=headers_of(client), timeout=120) as http:
             for route in _routes(big_id):
                 _measure(gateway, http, route, arguments.runs, arguments.calls)
@@ -134,36 +126,12 @@ def _show(values: Sequence[float], unit: str) -> str:
     return f"median {summary.p50:6.1f} {unit} ({summary.minimum:.1f} to {summary.maximum:.1f}, {summary.count} runs)"
 
 
-def _gateway(data: Path) -> psutil.Process:
-    table = load_table(Layout(data).processes)
-    gateway = table.find("gateway") if table is not None else None
-    assert gateway is not None, "the cluster runs"
-    return psutil.Process(gateway.pid)
-
-
 def _fill_history(data: Path, num_points: int, num_lines: int) -> None:
-    engine = sa.create_engine(f"sqlite:///{data}/gateway/gateway.db")
-    _store_reports(engine, 1, num_points)
-    for number in range(2, 102):
-        _store_reports(engine, number, max(1, num_points // 100))
-    for start in range(1, num_lines + 1, PART):
-        records = tuple(
-            IngestRecord(n, 1e9 + n, LogLine(n % 8, "agent-1", "stdout", f"line {n} of the training, with its loss"))
-            for n in range(start, min(start + PART, num_lines + 1))
-        )
-        store_batches(engine, [IngestBatch("1.1.1/1", 1, "1.1", records)], 1e9)
-    engine.dispose()
-
-
-def _store_reports(engine: sa.Engine, number: int, num_points: int) -> None:
-    for start in range(1, num_points + 1, PART):
-        records = tuple(
-            IngestRecord(n, 1e9 + n, MetricsPoint("training", n, {"loss": math.sin(n) + number}))
-            for n in range(start, min(start + PART, num_points + 1))
-        )
-        store_batches(engine, [IngestBatch(f"{number}.1.1/0", number, f"{number}.1", records)], 1e9)
-        while condense_next(engine, f"{number}.1", "training") == BLOCK_REPORTS:
-            pass
+    with gateway_database(data) as engine:
+        for number in range(1, 102):
+            num_reports = num_points if number == 1 else max(1, num_points // 100)
+            store_reports(engine, f"{number}.1", "training", num_reports, lambda batch: {"loss": math.sin(batch)})
+        store_lines(engine, "1.1", num_lines)
 
 
 async def _follow(

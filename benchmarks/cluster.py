@@ -9,8 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from benchmarks.run_folder import make_run_folder
 from gangline.client import Client
+from gangline.local.layout import Layout
+from gangline.local.process_table import load_table
 
 GANGLINE = Path(sys.executable).parent / "gangline"
 
@@ -29,3 +33,11 @@ def running_cluster(agents: int, slots: int) -> Iterator[tuple[Client, Path]]:
             yield client, data
     finally:
         subprocess.run([GANGLINE, "down", "--data-dir", data], check=True, env=environment)
+
+
+def find_gateway(data: Path) -> psutil.Process:
+    """Returns the process of the cluster's gateway. data: folder of the data of a running cluster."""
+    table = load_table(Layout(data).processes)
+    gateway = table.find("gateway") if table is not None else None
+    assert gateway is not None, "the cluster runs"
+    return psutil.Process(gateway.pid)

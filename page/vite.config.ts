@@ -11,6 +11,8 @@ export default defineConfig({
     modulePreload: false,
     assetsInlineLimit: 0,
     cssCodeSplit: false,
+    // build_page.py counts with it what a browser loads first.
+    manifest: "manifest.json",
   },
   test: { include: ["test/**/*.test.ts"], environment: "node" },
 } as Parameters<typeof defineConfig>[0]);

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { batchesBetween, type Curve, extended, joinCurves, smooth, toCurve } from "../src/lib/curves";
+import { batchesBetween, type Curve, extended, joinCurves, movedBy, smooth, toCurve } from "../src/lib/curves";
 
 function curve(name: string, ...points: [number, number | null][]): Curve {
   return { name, points: points.map(([batch, value]) => ({ batch, time: 1000 + batch, value })) };
@@ -58,4 +58,22 @@ it("reads the columns of a series", () => {
     { batch: 1, time: 7, value: 0.5 },
     { batch: 2, time: 8, value: 0.25 },
   ]);
+});
+
+describe("movedBy", () => {
+  const drawn = [curve("a", [400, 1], [600, 2])];
+  it("moves a range by a share of its width", () => {
+    expect(movedBy(0.25, { from: 400, to: 600 }, drawn)).toEqual({ from: 450, to: 650 });
+    expect(movedBy(-0.25, { from: 400, to: 600 }, drawn)).toEqual({ from: 350, to: 550 });
+  });
+  it("moves what is drawn where the range has no end", () => {
+    expect(movedBy(0.5, null, drawn)).toEqual({ from: 500, to: 700 });
+    expect(movedBy(0.5, { from: 0, to: Number.MAX_SAFE_INTEGER }, drawn)).toEqual({ from: 500, to: 700 });
+  });
+  it("keeps the width at the beginning", () => {
+    expect(movedBy(-9, { from: 400, to: 600 }, drawn)).toEqual({ from: 0, to: 200 });
+  });
+  it("has nothing to move without points", () => {
+    expect(movedBy(0.5, { from: 4, to: 6 }, [curve("a")])).toBeNull();
+  });
 });

@@ -85,3 +85,14 @@ export function batchesBetween(curves: Curve[], axis: Axis, low: number, high: n
   }
   return from <= to ? { from, to } : null;
 }
+
+/** Returns a range after a move by a share of its width; of all batches if it is null. It does not begin before 0. null
+ * without points. */
+export function movedBy(share: number, range: Range | null, curves: Curve[]): Range | null {
+  const whole = batchesBetween(curves, "batch", Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY);
+  if (whole === null) return null;
+  const from = Math.max(range?.from ?? 0, whole.from);
+  const to = Math.min(range?.to ?? Number.MAX_SAFE_INTEGER, whole.to);
+  const shift = Math.max(Math.round(share * (to - from)), -from);
+  return { from: from + shift, to: to + shift };
+}

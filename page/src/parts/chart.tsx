@@ -17,6 +17,8 @@ interface Props {
   axis?: Axis;
   /** Gets a part of the axis that was chosen with the mouse. */
   onZoom?: (low: number, high: number) => void;
+  /** Gets the part of the drawn width by which a drag with the Shift key has moved the curves; above 0 to later ones. */
+  onPan?: (share: number) => void;
   /** Gets a double click, which asks for the whole axis again. */
   onReset?: () => void;
   /** Numbers of the curves' looks, where the curves are a part of more; else they are counted. */
@@ -36,7 +38,16 @@ export function Chart(props: Props) {
   useEffect(() => {
     const target = frame.current;
     if (target === null) return;
-    const made = new uPlot(optionsOf(target, latest.current.props), latest.current.data, target);
+    const options = optionsOf(target, latest.current.props);
+    const ending = new AbortController();
+    const onPan = (share: number) => latest.current.props.onPan?.(share);
+    const mousedown: uPlot.Cursor.MouseListenerFactory = (self, _, select) => (event) => {
+      if (event.shiftKey && event.button === 0) pan(self, event, onPan, ending.signal);
+      else select(event);
+      return null;
+    };
+    options.cursor = { ...options.cursor, bind: { mousedown } };
+    const made = new uPlot(options, latest.current.data, target);
     plot.current = made;
     const onDouble = () => latest.current.props.onReset?.();
     made.over.addEventListener("dblclick", onDouble);
@@ -50,6 +61,7 @@ export function Chart(props: Props) {
     made.hooks.setSelect = [made_hook];
     return () => {
       watching.disconnect();
+      ending.abort();
       made.destroy();
       plot.current = null;
     };
@@ -73,6 +85,25 @@ export function Chart(props: Props) {
       </details>
     </figure>
   );
+}
+
+/** Moves the curves with the mouse until its button is released. */
+function pan(plot: uPlot, start: MouseEvent, onPan: (share: number) => void, signal: AbortSignal) {
+  const { min, max } = plot.scales.x ?? {};
+  if (min == null || max == null) return;
+  const ending = new AbortController();
+  signal.addEventListener("abort", () => ending.abort());
+  const shareOf = (event: MouseEvent) => (start.clientX - event.clientX) / plot.over.clientWidth;
+  const move = (event: MouseEvent) => {
+    const moved = shareOf(event) * (max - min);
+    plot.setScale("x", { min: min + moved, max: max + moved });
+  };
+  const end = (event: MouseEvent) => {
+    ending.abort();
+    if (event.clientX !== start.clientX) onPan(shareOf(event));
+  };
+  document.addEventListener("mousemove", move, { signal: ending.signal });
+  document.addEventListener("mouseup", end, { signal: ending.signal });
 }
 
 function optionsOf(

@@ -1,7 +1,7 @@
 /** How charts are drawn, for all charts of a view: the axis, a logarithmic scale, smoothing, and a range of batches. */
 
 import { useState } from "preact/hooks";
-import { type Axis, batchesBetween, type Curve, type Range } from "../lib/curves";
+import { type Axis, batchesBetween, type Curve, movedBy, type Range } from "../lib/curves";
 import { DraftInput } from "./draft_input";
 
 export interface ChartSettings {
@@ -28,6 +28,14 @@ export function useChartSettings(): ChartSettings {
 export function zoomOf(settings: ChartSettings, curves: Curve[]): (low: number, high: number) => void {
   return (low, high) => {
     const range = batchesBetween(curves, settings.axis, low, high);
+    if (range !== null) settings.set({ range });
+  };
+}
+
+/** Returns what a chart does after a drag: the settings get the batches that it has moved to. */
+export function panOf(settings: ChartSettings, curves: Curve[]): (share: number) => void {
+  return (share) => {
+    const range = movedBy(share, settings.range, curves);
     if (range !== null) settings.set({ range });
   };
 }

@@ -1,4 +1,4 @@
-"""The build of the page where npm's registry does not answer."""
+"""The build of the page where npm's registry does not answer, and what it counts as loaded first."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from scripts.build_page import find_first_files
 from tests.support.port import own_ports
 from tests.support.source import ROOT
+
+_DOCUMENT = '<script src="./assets/index-1.js"></script><link rel="stylesheet" href="./assets/style-1.css">'
+_MANIFEST: dict[str, dict[str, Any]] = {
+    "index.html": {"file": "assets/index-1.js", "imports": ["_shared-1.js"], "dynamicImports": ["src/trial.tsx"]},
+    "_shared-1.js": {"file": "assets/shared-1.js", "imports": ["_deep-1.js"]},
+    "_deep-1.js": {"file": "assets/deep-1.js", "imports": ["_shared-1.js"]},
+    "src/trial.tsx": {"file": "assets/trial-1.js", "imports": ["_shared-1.js", "_chart-1.js"]},
+    "_chart-1.js": {"file": "assets/chart-1.js"},
+    "style.css": {"file": "assets/style-1.css"},
+}
 
 
 @pytest.fixture
@@ -51,3 +63,7 @@ def test_a_wheel_is_not_built_without_the_page(checkout: Path) -> None:
     steps = (ROOT / "Makefile").read_text().partition("\nwheel: ")[2].split("\n\t@")
     assert "build_page.py --require" in steps[1]
     assert "pip wheel" in steps[2]
+
+
+def test_chunks_that_the_first_script_imports_are_counted_and_later_ones_are_not() -> None:
+    assert find_first_files(_DOCUMENT, _MANIFEST) == {"index-1.js", "shared-1.js", "deep-1.js", "style-1.css"}

@@ -7,9 +7,9 @@ import { ReportFeed, useSeries } from "../../api/series";
 import { smooth } from "../../lib/curves";
 import { lookOf } from "../../lib/look";
 import { formatNumber } from "../../lib/text";
-import { Command, Empty, Loading, Problem } from "../../parts/basic";
+import { Command, Empty, Loading, Name, Problem } from "../../parts/basic";
 import { Chart } from "../../parts/chart";
-import { ChartControls, useChartSettings, zoomOf } from "../../parts/chart_controls";
+import { ChartControls, panOf, useChartSettings, zoomOf } from "../../parts/chart_controls";
 import { href, place, setQuery } from "../../router";
 import type { StudyRow, TrialRow } from "./study";
 
@@ -123,6 +123,7 @@ export function CurvesOf({ trialIds, nameOf, bestOf, metric, isLive }: Props) {
             looks={looks}
             hasLegend={false}
             onZoom={zoomOf(settings, drawn)}
+            onPan={panOf(settings, drawn)}
             onReset={() => settings.set({ range: null })}
           />
           <Legend
@@ -200,7 +201,7 @@ function Legend({ entries, hidden, onToggle, onShowOnly }: LegendProps) {
           <li key={entry.id}>
             <label>
               <input type="checkbox" checked={!hidden.has(entry.id)} onChange={() => onToggle(entry.id)} />{" "}
-              <Swatch index={entries.indexOf(entry)} /> {entry.name}
+              <Swatch index={entries.indexOf(entry)} /> <Name text={entry.name} />
             </label>{" "}
             <a href={href(`/trials/${entry.id}`)}>
               <span class="hidden">Trial {entry.id}: </span>

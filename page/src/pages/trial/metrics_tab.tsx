@@ -8,7 +8,7 @@ import { smooth } from "../../lib/curves";
 import { type ChartEntry, chartsOf } from "../../lib/metric_names";
 import { Command, Empty, Loading, Problem } from "../../parts/basic";
 import { Chart } from "../../parts/chart";
-import { ChartControls, type ChartSettings, useChartSettings, zoomOf } from "../../parts/chart_controls";
+import { ChartControls, type ChartSettings, panOf, useChartSettings, zoomOf } from "../../parts/chart_controls";
 import { WhileVisible } from "../../parts/visible";
 import { place, setQuery } from "../../router";
 
@@ -140,6 +140,7 @@ function MetricChart({ id, entry, settings, feed }: ChartProps) {
         isLog={settings.isLog}
         axis={settings.axis}
         onZoom={zoomOf(settings, drawn)}
+        onPan={panOf(settings, drawn)}
         onReset={() => settings.set({ range: null })}
       />
     </>
