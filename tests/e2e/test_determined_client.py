@@ -261,7 +261,7 @@ def test_an_experiment_continues(det: DeterminedClient, lab: Path) -> None:
     ("words", "way_out"),
     [
         ("tensorboard start 1", "gangline tensorboard"),
-        ("model list", "gangline checkpoint download"),
+        ("model list", "gangline model --help"),
         ("master config show", "docs/cluster.md"),
         ("workspace list-pools Uncategorized", "gangline agent list"),
         ("experiment delete-tb-files 1", "gangline experiment delete"),

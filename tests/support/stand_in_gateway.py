@@ -28,6 +28,7 @@ from gangline.errors import Effect, GanglineError, not_found, unauthenticated
 from gangline.protocol import rpc, wire
 from gangline.v1 import gateway_pb2 as pb
 from gangline.v1 import gateway_pb2_grpc, types_pb2
+from tests.support.model_calls import StandInModels
 from tests.support.project_calls import StandInProjects
 from tests.support.user_calls import StandInUsers
 
@@ -42,7 +43,7 @@ _STATE_AFTER = {
 }
 
 
-class StandInGateway(StandInProjects, StandInUsers):
+class StandInGateway(StandInProjects, StandInModels, StandInUsers):
     """failures: what the next calls fail with, first one first. before_answer: called before each answer that is no
     stream. calls: the names of all calls, in order. num_catch_ups: how many of them asked the gateway to catch up with
     etcd first.

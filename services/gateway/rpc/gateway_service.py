@@ -148,8 +148,9 @@ class GatewayService(RemovalCalls, ProjectCalls, RegistryCalls, SavedViewCalls, 
             yield pb.StreamMetricsResponse(metrics=[wire.to_proto(row) for row in page])
 
     async def GetMetricSeries(self, request: pb.GetMetricSeriesRequest, context: Context) -> pb.GetMetricSeriesResponse:
+        records = self._cases(request).records
         scope = Scope(experiment_id_of(request.trial_id), request.trial_id, request.group, _attempt_of(request))
-        series = await self._cases(request).records.series(scope, request.metric, request.max_points)
+        series = await records.series(scope, request.metric, request.max_points)
         return pb.GetMetricSeriesResponse(series=wire.to_proto(series))
 
     async def ListTasks(self, request: pb.ListTasksRequest, context: Context) -> pb.ListTasksResponse:

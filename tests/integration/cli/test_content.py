@@ -15,7 +15,7 @@ from gangline.cli.main import assemble
 from gangline.client.transfer.packing import pack_nothing
 from gangline.errors import conflict
 from gangline.v1 import gateway_pb2 as pb
-from gangline.v1 import ingest_pb2, project_pb2, types_pb2
+from gangline.v1 import ingest_pb2, project_pb2, registry_pb2, types_pb2
 from tests.integration.cli.conftest import Cli
 from tests.support.stand_in_gateway import StandInGateway
 from tests.support.view import make_agent_view, make_allocation, make_experiment, make_log, make_trial
@@ -82,6 +82,11 @@ _COMMANDS = {
     "project delete": ("lab", "vision", "--yes"),
     "template set": ("base", "const.yaml"), "template list": (), "template describe": ("base",),
     "template remove": ("base",),
+    "model create": ("m",), "model list": (), "model describe": ("m",), "model edit": ("m", "--name", "x"),
+    "model archive": ("m",), "model unarchive": ("m",), "model delete": ("m", "--yes"), "model versions": ("m",),
+    "model register": ("m", "c1"), "model describe-version": ("m", "1"),
+    "model edit-version": ("m", "1", "--name", "x"), "model delete-version": ("m", "1", "--yes"),
+    "model download": ("m", "1"), "model alias": ("m", "best", "1"), "model unalias": ("m", "best"),
     "user list": (), "user whoami": (), "user activate": ("ann",), "user deactivate": ("ann",),
     "user edit": ("ann", "--display-name", "x"), "user rename": ("ann", "anne"), "user logout": (),
     "token create": (), "token list": (), "token revoke": ("3",),
@@ -179,15 +184,18 @@ def _fill(gateway: StandInGateway) -> None:
     )
     gateway.cluster.leader.id, gateway.cluster.leader.kind = "s1", "scheduler"
     _fill_projects(gateway)
+    _fill_models(gateway)
     lists: list[list[Any]] = [
         gateway.views[1], gateway.tasks, gateway.logs, gateway.metrics, gateway.agents, gateway.fusion,
         gateway.workspaces, gateway.projects, gateway.templates, [gateway.inheritance],
+        gateway.models, gateway.versions,
         [gateway.user, gateway.token],
     ]  # fmt: skip
     for messages in lists:
         for message in messages:
             _poison(message)
     # The commands find these by their names; the second of each has a name that acts.
+    gateway.models[0].model.name, gateway.versions[0].version.checkpoint_id = "m", "c1"
     gateway.workspaces[0].workspace.name, gateway.projects[0].project.name = "lab", "vision"
     gateway.templates[0].name = "base"
     _poison(experiment)
@@ -209,6 +217,20 @@ def _fill_projects(gateway: StandInGateway) -> None:
         gateway.projects.append(project_pb2.ProjectView(project=project, workspace_name="lab"))
         gateway.templates.append(project_pb2.Template(name="t", owner="ann", config_json=text))
     gateway.inheritance.layers.append(project_pb2.ConfigLayer(source="template t", config_json=text))
+
+
+def _fill_models(gateway: StandInGateway) -> None:
+    metadata = json.dumps({f"k{_EVIL}": f"v{_EVIL}"})
+    texts = {"name": "m", "owner": "ann", "notes": "about", "metadata_json": metadata}
+    for number in (1, 2):
+        model = registry_pb2.Model(
+            id=number, description="d", labels=["l"], aliases=[registry_pb2.ModelAlias(name="best", version=1)], **texts
+        )
+        version = registry_pb2.ModelVersion(
+            id=f"1.{number}", model_id=1, number=number, checkpoint_id="c1", trial_id="1.1", metrics_json=metadata, **texts
+        )
+        gateway.models.append(registry_pb2.ModelView(model=model, workspace_name="lab"))
+        gateway.versions.append(registry_pb2.ModelVersionView(version=version, model_name="m", aliases=["best"]))
 
 
 def _assert_harmless(text: str) -> None:
