@@ -23,7 +23,7 @@ from gangline.cli.project.named_command import (
     add_create,
     confirm_deletion,
 )
-from gangline.cli.shared import Json, Wide, connect, new_group, show, show_table
+from gangline.cli.shared import MOST_ID, Json, Wide, connect, new_group, show, show_table
 from gangline.domain.document import read_document
 from gangline.domain.named_kind import MODEL
 from gangline.domain.registry import ModelFilter
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 app = new_group("Create models, register checkpoints as their versions, and name versions by aliases.")
 
-Number = Annotated[int, typer.Argument(metavar="VERSION", help="The number of the version.", min=1)]
+Number = Annotated[int, typer.Argument(metavar="VERSION", help="The number of the version.", min=1, max=MOST_ID)]
 AnyVersion = Annotated[str, typer.Argument(metavar="VERSION", help="The number of the version, or an alias.")]
 Alias = Annotated[str, typer.Argument(metavar="ALIAS", help="The alias, such as champion.")]
 Notes = Annotated[str | None, typer.Option("--notes", metavar="TEXT", help="Markdown; '' removes them.")]
@@ -48,7 +48,13 @@ VersionName = Annotated[
 ]
 Expected = Annotated[
     int | None,
-    typer.Option("--expect", metavar="VERSION", help="Refuse if the alias points elsewhere by now; 0: nowhere.", min=0),
+    typer.Option(
+        "--expect",
+        metavar="VERSION",
+        help="Refuse if the alias points elsewhere by now; 0: nowhere.",
+        min=0,
+        max=MOST_ID,
+    ),
 ]
 Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=1000)]
 
@@ -276,8 +282,10 @@ def unalias(name: ModelName, alias: Alias, expected: Expected = None, is_json: J
 
 
 def _reference(version: str) -> int | str:
-    """Returns the number, or the alias: no alias is a number."""
-    return int(version) if version.isdecimal() else version
+    """Returns the number, or the alias: no alias is a number. One that is too long for the wire is an alias that does
+    not exist."""
+    is_number = version.isdecimal() and len(version) < len(str(MOST_ID))
+    return int(version) if is_number else version
 
 
 def _notes(notes: str | None, file: Path | None) -> str | None:

@@ -177,7 +177,7 @@ async def list_versions(
     limit: Limit = 0,
 ) -> ModelVersionList:
     """Lists the versions of all models, by model, the newest first."""
-    views, total = await cases.registry.list_versions(0, checkpoint_id, offset, limit)
+    views, total = await cases.registry.list_versions(None, checkpoint_id, offset, limit)
     return ModelVersionList.model_validate(
         {"versions": views, "pagination": describe_page(offset, limit, len(views), total)}
     )

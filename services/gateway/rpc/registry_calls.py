@@ -22,14 +22,14 @@ class RegistryCalls(BoundCalls):
         return pb.ListModelsResponse(models=[wire.to_proto(view) for view in views], total=total)
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
-        view = await self._cases(request).registry.find_model(request.name, request.model_id)
+        view = await self._cases(request).registry.find_model(request.name, request.model_id or None)
         return pb.GetModelResponse(model=wire.to_proto(view))
 
     async def ListModelVersions(
         self, request: pb.ListModelVersionsRequest, context: Context
     ) -> pb.ListModelVersionsResponse:
         views, total = await self._cases(request).registry.list_versions(
-            request.model_id, request.checkpoint_id, *_part(request)
+            request.model_id or None, request.checkpoint_id, *_part(request)
         )
         return pb.ListModelVersionsResponse(versions=[wire.to_proto(view) for view in views], total=total)
 

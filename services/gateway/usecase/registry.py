@@ -63,9 +63,9 @@ class Registry:
         )
         return self._view_models(_page(models, offset, limit)), len(models)
 
-    async def find_model(self, name: str = "", model_id: int = 0) -> ModelView:
-        """Returns a model. model_id: in place of the name; 0 for none. Raises GanglineError `model.not_found`."""
-        model = await self._model(model_id) if model_id else await self._named(name)
+    async def find_model(self, name: str = "", model_id: int | None = None) -> ModelView:
+        """Returns a model. model_id: in place of the name. Raises GanglineError `model.not_found`."""
+        model = await self._named(name) if model_id is None else await self._model(model_id)
         return self._view_models([model])[0]
 
     def find_models(self, model_ids: Iterable[int]) -> list[ModelView]:
@@ -74,17 +74,17 @@ class Registry:
         return self._view_models([model for model in found if model is not None])
 
     async def list_versions(
-        self, model_id: int = 0, checkpoint_id: str = "", offset: int = 0, limit: int = 0
+        self, model_id: int | None = None, checkpoint_id: str = "", offset: int = 0, limit: int = 0
     ) -> tuple[list[ModelVersionView], int]:
-        """Returns a page of versions by model, the newest first, and how many there are. model_id: 0 for those of all.
+        """Returns a page of versions by model, the newest first, and how many there are. model_id: None for all models.
         checkpoint_id: only those that name it. Raises GanglineError `model.not_found`."""
         table = self._mirror.state.model_versions
-        if model_id:
+        if model_id is not None:
             await self._model(model_id)
         versions = sorted(
             (
                 version
-                for version in (table.of(model_id) if model_id else table.all())
+                for version in (table.all() if model_id is None else table.of(model_id))
                 if checkpoint_id in ("", version.checkpoint_id)
             ),
             key=lambda version: (version.model_id, -version.number),

@@ -242,7 +242,11 @@ async def test_the_http_api_pages_changes_and_streams(bench: Bench) -> None:
         assert (patched.json()["model"]["labels"], patched.json()["model"]["notes"]) == (["b", "c"], "*n*")
         refused = await http.post("/models/1/versions", json={"checkpointUuid": "c0"})
         assert (refused.status_code, refused.json()["code"]) == (404, "checkpoint.not_found")
-        assert (await http.get("/models/9")).status_code == 404
+        for absent_id in (9, 0, -1):
+            for path in (f"/models/{absent_id}", f"/models/{absent_id}/versions"):
+                answer = await http.get(path)
+                assert (answer.status_code, answer.json()["code"]) == (404, "model.not_found"), path
+                assert f"there is no model {absent_id};" in answer.json()["detail"]
         assert (await http.get("/models/1/aliases/none")).json()["code"] == "model.no_alias"
         assert (await http.delete("/models/1")).json()["code"] == "model.not_empty"
         assert (await http.delete("/models/1/aliases/champion")).json()["model"]["aliases"] == []
@@ -290,6 +294,10 @@ async def test_the_commands_tell_the_same(
         assert "champion: 1" in call("model", "list")
         assert json.loads(call("model", "versions", "mnist", "--json"))[0]["version"]["checkpoint_id"] == "c02"
         assert "loss: 0.25" in call("model", "versions", "--checkpoint", "c01", "--wide")
+        for number in ("9" * 20, "9" * 5000):
+            assert "has no alias" in call("model", "describe-version", "mnist", number, status=2)
+            assert "VERSION" in call("model", "alias", "mnist", "champion", number, status=2)
+            assert "--expect" in call("model", "unalias", "mnist", "champion", "--expect", number, status=2)
         assert "from: trial 1.1, experiment 1, batch 1" in call("model", "describe-version", "mnist", "champion")
         text = call("model", "alias", "mnist", "champion", "2", "--expect", "1")
         assert text == "version 2 of model mnist is its champion\n"

@@ -15,6 +15,8 @@ from gangline.domain.named_kind import MODEL, WORKSPACE
 from gangline.domain.registry import Model, ModelAlias, ModelVersion, ModelVersionChange
 from gangline.domain.state import CheckpointState, DeletionStage, Outcome, ProjectAction, State
 from gangline.errors import ErrorKind, GanglineError
+from gangline.protocol import wire
+from gangline.v1 import project_pb2
 from services.scheduler.state.records import SINGLETON, Draft, Record, SchedulerState, StateChange, get
 from services.scheduler.state.retention import Retention
 from services.scheduler.transition.checkpoint import delete_checkpoints, find_unkept
@@ -234,6 +236,26 @@ def test_a_model_is_created_edited_and_moved() -> None:
     edit = {"labels": TextChange(remove_labels=("a",)), "workspace_id": "Uncategorized"}
     _apply(state, change_named(state, NamedChange(MODEL, EDIT, ADMIN, (), 10.0, 2, edit)))
     assert (get(state, Model, 2).labels, get(state, Model, 2).workspace_id) == (("b",), 1)
+
+
+@pytest.mark.parametrize(("models", "model_id"), [((), 1), ((Model(1, "mnist", "ann"), Model(7, "other", "ann")), 8)])
+def test_a_counter_of_an_earlier_version_gives_no_id_twice(models: tuple[Record, ...], model_id: int) -> None:
+    """Such a leader has written the counter of a cluster without the ids of models, also after a newer one had led."""
+    written = project_pb2.ProjectCounter(next_workspace_id=3, next_project_id=3)
+    counter = wire.decode(ProjectCounter, written.SerializeToString())
+    state = SchedulerState.of((Workspace(1, "Uncategorized"), *models, counter))
+    _apply(state, change_named(state, NamedChange(MODEL, CREATE, ANN, (), 9.0, wanted={"name": "digits"})))
+    assert get(state, Model, model_id).name == "digits"
+    assert get(state, ProjectCounter, SINGLETON) == ProjectCounter(3, 3, (), model_id + 1)
+
+
+def test_a_model_tells_when_it_was_changed() -> None:
+    state = _state()
+    assert not change_named(state, NamedChange(MODEL, EDIT, ANN, (), 10.0, 1, {"name": "mnist"}))
+    _apply(state, change_named(state, NamedChange(MODEL, ARCHIVE, ANN, (), 11.0, 1)))
+    assert get(state, Model, 1).updated_at == 11.0
+    again = replace(ANN, request_id="r9")
+    assert not change_named(state, NamedChange(MODEL, ARCHIVE, again, (), 12.0, 1))
 
 
 @pytest.mark.parametrize(

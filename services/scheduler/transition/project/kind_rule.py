@@ -42,8 +42,6 @@ def with_fields(records: Records, asked: NamedChange, record: Any) -> Any:
     if "defaults" in asked.kind.fields:
         defaults = {name: settled[name] for name in _DEFAULTS if name in settled}
         changed["defaults"] = replace(record.defaults, **defaults)
-    if hasattr(record, "updated_at"):
-        changed["updated_at"] = asked.now
     return replace(record, **changed)
 
 

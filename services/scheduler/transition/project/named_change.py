@@ -84,7 +84,8 @@ def change_named(records: Records, asked: NamedChange) -> StateChange:
     else:
         changed = replace(record, archived=action is ProjectAction.ARCHIVE)
     if changed != record:
-        draft.put(replace(changed, request_ids=remember(record.request_ids, caller)))
+        changed = replace(changed, request_ids=remember(record.request_ids, caller))
+        draft.put(_with_time(changed, asked.now))
     return draft.change
 
 
@@ -105,11 +106,18 @@ def _create(records: Records, asked: NamedChange) -> StateChange:
     draft = Draft(records)
     if kind.is_numbered:
         counter = counter_of(records)
-        values["id"] = getattr(counter, kind.counter)
+        # A counter that a leader of an earlier version has written has no id for a kind that is newer than that leader.
+        taken = max((int(kind.key_of(other)) for other in records.all_of(kind.record_type)), default=0)
+        values["id"] = max(getattr(counter, kind.counter), taken + 1)
         draft.put(replace(counter, **{kind.counter: values["id"] + 1}))
     record = kind.record_type(**values, request_ids=(caller.request_id,))
-    draft.put(with_fields(records, asked, record))
+    draft.put(_with_time(with_fields(records, asked, record), asked.now))
     return draft.change
+
+
+def _with_time(record: Any, now: float) -> Any:
+    """Returns the record with the time of its newest change; as it is where its kind has none."""
+    return replace(record, updated_at=now) if hasattr(record, "updated_at") else record
 
 
 def _check_repeated(asked: NamedChange, earlier: Any) -> None:
