@@ -129,8 +129,8 @@ def test_a_window_holds_one_stream_whatever_it_has_shown(page: Page, cluster: Cl
 
 def test_a_window_that_is_opened_in_the_background_is_filled(alice: Page, many: ManyExperiments) -> None:
     alice.add_init_script("Object.defineProperty(document, 'hidden', { get: () => true })")
-    alice.goto(f"{many.url}/experiments/19")
-    expect(alice.get_by_role("heading", name="Experiment 19")).to_be_visible()
+    alice.goto(f"{many.url}/compare?trial=19.1")
+    expect(alice.get_by_role("heading", name="Compare 1 trials")).to_be_visible()
 
 
 @pytest.mark.parametrize("path", ["/experiments/19", "/trials/19.1", "/cluster", "/queue"])
