@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
 import type { Schemas } from "../src/api/client";
+import { mergeAgents } from "../src/lib/changes";
 import { compareIds, describeSlot, listPools, listSlots, matchesSlot } from "../src/lib/slots";
 
 const NOW = Date.parse("2026-01-01T12:00:00Z");
@@ -90,4 +91,12 @@ test("a pool counts its slots, and what waits for it", () => {
     { name: "big", agents: 0, slots: 0, held: 0, free: 0, waiting: 1 },
     { name: "default", agents: 1, slots: 2, held: 1, free: 1, waiting: 1 },
   ]);
+});
+
+test("holders that hold no slot any more are dropped after a change", () => {
+  const view = (allocationId: string) => ({ agent: AGENT, allocationIdBySlotId: { "a1/0": allocationId } });
+  const before = { agents: [view("7.1.1")], holders: { "7.1.1": HOLDER } };
+  const next = mergeAgents(before, { rows: [view("8.1.1")], gone: [], holders: { "8.1.1": HOLDER } });
+  expect(next).toEqual({ agents: [view("8.1.1")], holders: { "8.1.1": HOLDER } });
+  expect(mergeAgents(next, { rows: [], gone: ["a1"], holders: {} })).toEqual({ agents: [], holders: {} });
 });

@@ -80,10 +80,11 @@ with gangline.core.init() as core:
 """
 
 
-def start_live(cluster: Cluster, folder: Path) -> int:
-    """One trial that reports a metric and prints a line for each batch, until it is ended."""
+def start_live(cluster: Cluster, folder: Path, *, is_paused: bool = False) -> int:
+    """One trial that reports a metric and prints a line for each batch, until it is ended. is_paused: whether it waits
+    to be activated."""
     config = "searcher: {name: single, metric: loss, max_length: {batches: 100000}}\nhyperparameters: {depth: 3}\n"
-    return _create(cluster, folder, _LIVE, f"name: live\n{config}")
+    return _create(cluster, folder, _LIVE, f"name: live\n{config}", *(["--paused"] if is_paused else []))
 
 
 def run_search(cluster: Cluster, folder: Path) -> int:
@@ -137,10 +138,10 @@ hyperparameters:
     return made
 
 
-def _create(cluster: Cluster, folder: Path, code: str, config: str) -> int:
+def _create(cluster: Cluster, folder: Path, code: str, config: str, *options: str) -> int:
     (folder / "train.py").write_text(code)
     (folder / "lib").mkdir()
     (folder / "lib/model.py").write_text("DEPTH = 3\n")
     (folder / "config.yaml").write_text(f"entrypoint: python3 train.py\n{config}")
-    number: int = cluster.read("experiment", "create", folder / "config.yaml", folder)["experiment"]["id"]
+    number: int = cluster.read("experiment", "create", *options, folder / "config.yaml", folder)["experiment"]["id"]
     return number

@@ -127,6 +127,12 @@ def test_a_window_holds_one_stream_whatever_it_has_shown(page: Page, cluster: Cl
     expect(page.get_by_text("CANCELED").first).to_be_visible()
 
 
+def test_a_window_that_is_opened_in_the_background_is_filled(alice: Page, many: ManyExperiments) -> None:
+    alice.add_init_script("Object.defineProperty(document, 'hidden', { get: () => true })")
+    alice.goto(f"{many.url}/compare?trial=19.1")
+    expect(alice.get_by_role("heading", name="Compare 1 trials")).to_be_visible()
+
+
 @pytest.mark.parametrize("path", ["/experiments/19", "/trials/19.1", "/cluster", "/queue"])
 def test_an_open_view_shows_what_happened_while_its_gateway_was_away(
     alice: Page, many: ManyExperiments, path: str

@@ -51,6 +51,8 @@ def test_a_search_is_shown_by_its_trials_and_plots(page: Page, cluster: Cluster,
 
     page.get_by_role("tab", name="Learning curves").click()
     expect(page.locator("figure canvas")).to_be_visible()
+    # A table that nobody has opened is not made.
+    expect(page.locator("figure td")).to_have_count(0)
     page.get_by_label("Trial contains").fill(".2")
     page.get_by_role("button", name="Only these 1").click()
     page.get_by_text("Table of error").click()
@@ -237,3 +239,25 @@ def test_one_is_canceled_and_continued(page: Page, cluster: Cluster, tmp_path: P
     page.get_by_role("button", name="Kill").click()
     dialog.get_by_role("button", name="Kill").click()
     until_sync(lambda: _describe(cluster, made)["outcome"] == "CANCELED", "the experiment being killed")
+
+
+@pytest.mark.parametrize(
+    ("view", "part"),
+    [
+        ("experiments/{}?tab=curves", "**/tables/trials?*"),
+        ("experiments/{}?tab=search", "**/tables/trials/fields?*"),
+        ("compare?experiment={}", "**/tables/experiments?*"),
+        ("trials/{}.1", "**/metrics/names?*"),
+    ],
+    ids=["curves", "search", "compare", "metrics"],
+)
+def test_a_view_that_could_not_be_read_is_read_again(
+    page: Page, cluster: Cluster, search_id: int, view: str, part: str
+) -> None:
+    problem = json.dumps({"code": "history.away", "detail": "the history is away"})
+    page.route(part, lambda route: route.fulfill(status=503, body=problem, content_type="application/json"), times=1)
+    page.goto(f"{cluster.http_url}/{view.format(search_id)}")
+    alert = page.get_by_role("alert").filter(has_text="the history is away")
+    expect(alert).to_be_visible()
+    expect(alert).to_have_count(0)
+    expect(page.locator("figure, table").first).to_be_visible()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import APIResponse, Page, Route, expect
 
 from tests.page import studies
 from tests.support.browser import find_faults
@@ -66,6 +66,36 @@ def test_metrics_and_lines_appear_while_it_runs(page: Page, cluster: Cluster, li
 
     until_sync(has_table, "the table of the chart")
     expect(figure.get_by_role("columnheader").first).to_have_text("Time")
+
+
+def test_a_chart_lacks_no_report_that_came_while_its_series_was_read(
+    page: Page, cluster: Cluster, live_id: int
+) -> None:
+    held: list[tuple[Route, APIResponse]] = []
+    page.route("**/metrics/series?*", lambda route: held.append((route, route.fetch())))
+
+    def newest(answer: APIResponse) -> int:
+        return int(answer.json()["series"][0]["batches"][-1])
+
+    def newest_now() -> int:
+        query: dict[str, str | float | bool] = {"trialIds": f"{live_id}.1", "metrics": "loss", "maxDatapoints": 4}
+        address = f"{cluster.http_url}/api/v1/metrics/series"
+        return newest(page.request.get(address, params=query, headers={"X-Gangline-Page": "1"}))
+
+    page.goto(f"{cluster.http_url}/trials/{live_id}.1?search=loss&group=training")
+    until_sync(lambda: newest_now() > 0 and len(held) > 0, "the series being asked for")
+    [(route, answer)] = held
+    read = newest(answer)
+    until_sync(lambda: newest_now() > read + 20, "twenty later reports")
+    # They do not make the page ask again.
+    assert len(held) == 1
+    route.fulfill(response=answer)
+    figure = page.locator("figure").filter(has_text="Table of loss")
+    figure.get_by_text("Table of loss").click()
+    heads = figure.get_by_role("rowheader")
+    until_sync(lambda: int(heads.last.inner_text()) > read + 30, "the later reports in the chart")
+    later = [batch for text in heads.all_inner_texts() if (batch := int(text)) > read]
+    assert later == list(range(read + 1, read + 1 + len(later)))
 
 
 def test_a_training_metric_is_a_column_of_the_list(page: Page, cluster: Cluster, live_id: int) -> None:

@@ -44,7 +44,7 @@ def running_browser() -> Iterator[Browser]:
 def window(browser: Browser, **settings: Any) -> Iterator[Page]:
     """A window with cookies of its own. Fails at its end where a script threw, where the page's policy refused
     something, and where anything was asked of another machine."""
-    context: BrowserContext = browser.new_context(locale="en-GB", timezone_id="Europe/Zurich", **settings)
+    context: BrowserContext = browser.new_context(locale="en-GB", **{"timezone_id": "Europe/Zurich", **settings})
     context.set_default_timeout(30_000)
     problems: list[str] = []
     page = context.new_page()

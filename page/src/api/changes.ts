@@ -1,9 +1,9 @@
 /** Values that views keep up to date by the stream of changes, which all of them share (`live_store.ts`). */
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { mergeQueue, mergeRows } from "../lib/changes";
-import { ApiError, api, type Schemas } from "./client";
-import { AGAIN_SECONDS, type Live } from "./live";
+import { mergeAgents, mergeQueue } from "../lib/changes";
+import { type ApiError, api, type Schemas } from "./client";
+import { type Live, Readings } from "./live";
 import type { Changes, Job, Parts } from "./live_parts";
 import { subscribe } from "./live_store";
 
@@ -48,49 +48,40 @@ export function useFollowed<T>(
     value: null,
     error: null,
   });
-  const reload = useRef(() => {});
+  const readings = useRef<Readings<T> | null>(null);
   useEffect(() => {
-    const ending = new AbortController();
-    let timer: ReturnType<typeof setTimeout> | undefined;
-    let isReading = false;
-    let isOutdated = false;
-    // Changes that come while the value is read are made again on what was read, which may be older.
-    let missed: Changes[] = [];
-    const read = async () => {
-      isOutdated = isReading;
-      if (isReading) return;
-      isReading = true;
-      clearTimeout(timer);
-      missed = [];
-      try {
-        const value = await load(ending.signal);
-        setState({ key, value: apply === null ? value : missed.reduce(apply, value), error: null });
-      } catch (failure) {
-        if (ending.signal.aborted) return;
-        if (!(failure instanceof ApiError)) throw failure;
-        setState((former) => ({ key, value: former.key === key ? former.value : null, error: failure }));
-        if (failure.isTemporary) timer = setTimeout(read, AGAIN_SECONDS * 1000);
-      } finally {
-        isReading = false;
-      }
-      if (isOutdated) void read();
-    };
-    reload.current = () => void read();
+    // Changes that come while the value is read are made again on what was read, which may be older. null: it is not read.
+    let missed: Changes[] | null = null;
+    const own = new Readings<T>(
+      (signal) => {
+        missed = [];
+        return load(signal);
+      },
+      (read) => {
+        const value = apply === null ? read : (missed ?? []).reduce(apply, read);
+        missed = null;
+        setState({ key, value, error: null });
+      },
+      (error) => {
+        missed = null;
+        setState((former) => ({ key, value: former.key === key ? former.value : null, error }));
+      },
+    );
+    readings.current = own;
     const unsubscribe = subscribe({
       parts,
       cursor: "",
-      onReset: reload.current,
+      onReset: own.again,
       onChanges: (changes) => {
-        if (apply === null) return void read();
-        missed.push(changes);
+        if (apply === null) return own.again();
+        missed?.push(changes);
         setState((former) =>
           former.key !== key || former.value === null ? former : { ...former, value: apply(former.value, changes) },
         );
       },
     });
     return () => {
-      ending.abort();
-      clearTimeout(timer);
+      own.end();
       unsubscribe();
     };
   }, [key]);
@@ -98,7 +89,7 @@ export function useFollowed<T>(
   return {
     value: isCurrent ? state.value : null,
     error: isCurrent ? state.error : null,
-    reload: () => reload.current(),
+    reload: () => readings.current?.again(),
   };
 }
 
@@ -108,21 +99,17 @@ export function useAgents(): Live<AgentMap> {
 }
 
 function withAgents(map: AgentMap, { agents }: Changes): AgentMap {
-  if (agents === undefined) return map;
-  return {
-    agents: mergeRows(map.agents, agents.rows, agents.gone, (row) => row.agent.id),
-    holders: { ...map.holders, ...agents.holders },
-  };
+  return agents === undefined ? map : mergeAgents(map, agents);
 }
 
-/** Jobs that hold slots or wait; null until the stream is open, which begins with all of them. */
+/** Jobs that hold slots or wait; null until the stream has brought them: it begins with all of them, also with none. */
 export function useQueue(): Job[] | null {
   const [jobs, setJobs] = useState<Job[] | null>(null);
   useChanges(
     { queue: true },
     "",
     ({ queue }) => queue && setJobs((former) => mergeQueue(former ?? [], queue)),
-    () => setJobs((former) => former ?? []),
+    () => {},
   );
   return jobs;
 }

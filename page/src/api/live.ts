@@ -1,6 +1,6 @@
 /** Values of the gateway that stay up to date while a view shows them. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError } from "./client";
 
 export interface Live<T> {
@@ -11,6 +11,72 @@ export interface Live<T> {
 
 // A value that could not be read because the gateway is away is read again after so long.
 export const AGAIN_SECONDS = 2;
+
+/**
+ * Reads a value as often as `again` is called, one reading at a time: calls during a reading lead to one more after it,
+ * so that calls which come faster than a reading do not keep it from ending.
+ */
+export class Readings<T> {
+  private readonly ending = new AbortController();
+  private timer: ReturnType<typeof setTimeout> | undefined;
+  private isReading = false;
+  private isOutdated = false;
+
+  /** onError: gets each failure. After one that is temporary it reads again by itself. */
+  constructor(
+    private readonly load: (signal: AbortSignal) => Promise<T>,
+    private readonly onValue: (value: T) => void,
+    private readonly onError: (error: ApiError) => void,
+  ) {}
+
+  readonly again = (): void => {
+    void this.read();
+  };
+
+  end(): void {
+    this.ending.abort();
+    clearTimeout(this.timer);
+  }
+
+  private async read(): Promise<void> {
+    this.isOutdated = this.isReading;
+    if (this.isReading) return;
+    this.isReading = true;
+    clearTimeout(this.timer);
+    try {
+      const value = await this.load(this.ending.signal);
+      if (this.ending.signal.aborted) return;
+      this.onValue(value);
+    } catch (failure) {
+      if (this.ending.signal.aborted) return;
+      if (!(failure instanceof ApiError)) throw failure;
+      this.onError(failure);
+      if (failure.isTemporary) this.timer = setTimeout(this.again, AGAIN_SECONDS * 1000);
+    } finally {
+      this.isReading = false;
+    }
+    if (this.isOutdated) this.again();
+  }
+}
+
+/** Loads a value, and again when `version` changes. The former value stays until the next one is there. */
+export function useReadAgain<T>(version: string, load: (signal: AbortSignal) => Promise<T>): Live<T> {
+  const [state, setState] = useState<{ value: T | null; error: ApiError | null }>({ value: null, error: null });
+  const latest = useRef(load);
+  latest.current = load;
+  const readings = useRef<Readings<T> | null>(null);
+  useEffect(() => {
+    const own = new Readings<T>(
+      (signal) => latest.current(signal),
+      (value) => setState({ value, error: null }),
+      (error) => setState((former) => ({ ...former, error })),
+    );
+    readings.current = own;
+    return () => own.end();
+  }, []);
+  useEffect(() => readings.current?.again(), [version]);
+  return { ...state, reload: () => readings.current?.again() };
+}
 
 /**
  * Loads a value, and again every `seconds` while the window is visible; 0 for once. key: another one loads at once.
@@ -26,17 +92,20 @@ export function useLive<T>(key: string, load: (signal: AbortSignal) => Promise<T
   useEffect(() => {
     const ending = new AbortController();
     let timer: ReturnType<typeof setTimeout> | undefined;
+    // A window that was opened in the background is filled as well.
+    let isFirst = true;
     const next = async () => {
       let pause = seconds;
       try {
-        if (!document.hidden) {
+        if (isFirst || !document.hidden) {
           const value = await load(ending.signal);
+          isFirst = false;
           setState({ key, value, error: null });
         }
       } catch (failure) {
         if (ending.signal.aborted) return;
         if (!(failure instanceof ApiError)) throw failure;
-        setState((former) => ({ ...former, key, error: failure }));
+        setState((former) => ({ key, value: former.key === key ? former.value : null, error: failure }));
         if (failure.isTemporary) pause = Math.max(seconds, AGAIN_SECONDS);
       }
       if (pause > 0 && !ending.signal.aborted) timer = setTimeout(next, pause * 1000);

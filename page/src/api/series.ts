@@ -52,11 +52,16 @@ export function useSeries({ trialIds, metrics, range, points, nameOf, feed }: Wa
   const [result, setResult] = useState<SeriesResult & { of: string }>({ of: "", curves: null, error: null });
   const [round, setRound] = useState(0);
   const keys = useRef<SeriesKey[]>([]);
+  const current = useRef(result.curves);
+  current.current = result.curves;
+  // Reports that come while the series is read, which may be without them; null while it is not read.
+  const missed = useRef<Report[] | null>(null);
   // Another range of the same curves keeps those that are drawn until it is there.
   const of = JSON.stringify([trialIds, metrics]);
   const key = `${of} ${JSON.stringify(range)}`;
   useEffect(() => {
     const ending = new AbortController();
+    missed.current = null;
     const query = {
       trialIds,
       metrics: metrics.map(({ group, name }) => `${group}/${name}`),
@@ -70,15 +75,20 @@ export function useSeries({ trialIds, metrics, range, points, nameOf, feed }: Wa
     // The stream of reports is open before the series is read, so no report is between the two.
     if (!feed.isReady) return;
     let timer: ReturnType<typeof setTimeout> | undefined;
+    const later: Report[] = [];
+    missed.current = later;
     api.get("/api/v1/metrics/series", { query, signal: ending.signal }).then(
       ({ series }) => {
+        missed.current = null;
         keys.current = series.map(({ trialId, group, metric }) => ({ trialId, group, metric }));
-        const curves = series.map((each) => toCurve(nameOf(each), each));
+        const curves = series.map((each) => withReports(toCurve(nameOf(each), each), each, later, range));
+        current.current = curves;
         setResult({ of, curves, error: null });
       },
       (failure) => {
         if (ending.signal.aborted) return;
         if (!(failure instanceof ApiError)) throw failure;
+        missed.current = null;
         setResult((former) => ({ of, curves: former.of === of ? former.curves : null, error: failure }));
         if (failure.isTemporary) timer = setTimeout(() => setRound((former) => former + 1), AGAIN_SECONDS * 1000);
       },
@@ -88,20 +98,19 @@ export function useSeries({ trialIds, metrics, range, points, nameOf, feed }: Wa
       clearTimeout(timer);
     };
   }, [key, points, round, feed]);
-  const current = useRef(result.curves);
-  current.current = result.curves;
   useEffect(
     () =>
       feed.listen((reports) => {
+        if (reports === null) return setRound((former) => former + 1);
+        missed.current?.push(...reports);
         const curves = current.current;
-        if (reports === null || curves === null) {
-          setRound((former) => former + 1);
-          return;
-        }
+        if (curves === null) return;
         const next = curves.map((curve, index) => withReports(curve, keys.current[index], reports, range));
         if (next.every((curve, index) => curve === curves[index])) return;
         current.current = next;
-        if (next.some((curve) => curve.points.length > 2 * points)) setRound((former) => former + 1);
+        // Not while it is read: reports that come faster than that would keep it from ending.
+        const isLong = next.some((curve) => curve.points.length > 2 * points);
+        if (isLong && missed.current === null) setRound((former) => former + 1);
         setResult((former) => ({ ...former, curves: next }));
       }),
     [feed, points, key],

@@ -1,5 +1,9 @@
 /** PURE: lists that are kept up to date by the changes that the stream sends. */
 
+import type { Schemas } from "../api/client";
+
+type AgentMap = Schemas["AgentMap"];
+
 /** Replaces changed rows, appends new ones, and drops those that are gone. */
 export function mergeRows<R>(
   rows: R[],
@@ -19,4 +23,15 @@ export function mergeQueue<J extends { trialId: string }>(
   { rows, gone, isWhole }: { rows: J[]; gone: string[]; isWhole: boolean },
 ): J[] {
   return isWhole ? rows : mergeRows(jobs, rows, gone, (job) => job.trialId);
+}
+
+/** Returns agents and who holds their slots after a change. Holders that hold no slot any more are dropped. */
+export function mergeAgents(
+  map: AgentMap,
+  { rows, gone, holders }: { rows: AgentMap["agents"]; gone: string[]; holders: AgentMap["holders"] },
+): AgentMap {
+  const agents = mergeRows(map.agents, rows, gone, (row) => row.agent.id);
+  const held = new Set(agents.flatMap((row) => Object.values(row.allocationIdBySlotId)));
+  const kept = Object.entries({ ...map.holders, ...holders }).filter(([id]) => held.has(id));
+  return { agents, holders: Object.fromEntries(kept) };
 }

@@ -1,8 +1,8 @@
 /** Up to 20 trials beside one another: their curves, hyperparameters and newest metrics. The address names them, as
  * trials or as experiments, which stand for their best trials. */
 
-import { useEffect, useState } from "preact/hooks";
-import { ApiError, api } from "../api/client";
+import { api } from "../api/client";
+import { useLive } from "../api/live";
 import { type Comparison, compare, MOST_COMPARED } from "../lib/differences";
 import { writeFields } from "../lib/field_list";
 import { formatValue } from "../lib/text";
@@ -36,15 +36,7 @@ export function Compare() {
   const trialIds = query.getAll("trial");
   const experimentIds = query.getAll("experiment");
   const key = JSON.stringify([trialIds, experimentIds]);
-  const [trials, setTrials] = useState<TrialRow[] | null>(null);
-  const [error, setError] = useState<ApiError | null>(null);
-  useEffect(() => {
-    setTrials(null);
-    setError(null);
-    load(trialIds, experimentIds).then(setTrials, (failure) =>
-      setError(failure instanceof ApiError ? failure : new ApiError(0, "page.compare", String(failure))),
-    );
-  }, [key]);
+  const { value: trials, error } = useLive(key, (signal) => load(trialIds, experimentIds, signal), 0);
   if (trialIds.length + experimentIds.length === 0) {
     return (
       <>
@@ -98,12 +90,12 @@ function nameOf(trials: TrialRow[], id: string): string {
 }
 
 /** Reads the trials, and the best trial of each experiment, in the order of the address. */
-async function load(trialIds: string[], experimentIds: string[]): Promise<TrialRow[]> {
+async function load(trialIds: string[], experimentIds: string[], signal: AbortSignal): Promise<TrialRow[]> {
   const ids = trialIds.slice(0, MOST_COMPARED);
   const numbers = experimentIds.slice(0, MOST_COMPARED - ids.length).filter((id) => /^\d+$/.test(id));
   if (numbers.length > 0) {
     const query = { filter: `id in (${numbers.join(", ")})`, fields: "bestTrial,numTrials", limit: MOST_COMPARED };
-    const { rows } = await api.get("/api/v1/tables/{table}", { parts: { table: "experiments" }, query });
+    const { rows } = await api.get("/api/v1/tables/{table}", { parts: { table: "experiments" }, query, signal });
     for (const number of numbers) {
       const row = rows.find((each) => String(each.id) === number);
       // Without a value of its metric, the first trial stands for the experiment.
@@ -113,21 +105,22 @@ async function load(trialIds: string[], experimentIds: string[]): Promise<TrialR
   const wanted = [...new Set(ids)].filter((id) => /^\d+\.\d+$/.test(id));
   if (wanted.length === 0) return [];
   const filter = `id in (${wanted.map((id) => JSON.stringify(id)).join(", ")})`;
-  const families = await namesOfFamilies(wanted);
+  const families = await namesOfFamilies(wanted, signal);
   const query = { filter, fields: writeFields([...FIELDS, ...families]), limit: MOST_COMPARED };
-  const page = await api.get("/api/v1/tables/{table}", { parts: { table: "trials" }, query });
+  const page = await api.get("/api/v1/tables/{table}", { parts: { table: "trials" }, query, signal });
   const rows = page.rows as unknown as TrialRow[];
   return wanted.map((id) => rows.find((row) => row.id === id)).filter((row) => row !== undefined);
 }
 
 /** The hyperparameters and validation metrics of the trials' experiments. */
-async function namesOfFamilies(trialIds: string[]): Promise<string[]> {
+async function namesOfFamilies(trialIds: string[], signal: AbortSignal): Promise<string[]> {
   const experimentIds = [...new Set(trialIds.map((id) => Number(id.split(".")[0])))];
   const answers = await Promise.all(
     experimentIds.map((experimentId) =>
       api.get("/api/v1/tables/{table}/fields", {
         parts: { table: "trials" },
         query: { experimentId, limit: 1000 },
+        signal,
       }),
     ),
   );

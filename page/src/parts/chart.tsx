@@ -1,6 +1,6 @@
 /** Curves over batches or time, drawn by uPlot, with a table of the same points behind them. Loaded with the first chart. */
 
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import { type Axis, type Curve, joinCurves } from "../lib/curves";
 import { lookOf } from "../lib/look";
@@ -30,6 +30,8 @@ interface Props {
 export function Chart(props: Props) {
   const { title, curves, isLog, axis = "batch", looks, hasLegend = true } = props;
   const frame = useRef<HTMLDivElement>(null);
+  // A closed table of many curves costs nothing with each new point.
+  const [isOpen, setOpen] = useState(false);
   const plot = useRef<uPlot | null>(null);
   const data = joinCurves(curves, axis) as uPlot.AlignedData;
   const latest = useRef({ data, props });
@@ -76,11 +78,11 @@ export function Chart(props: Props) {
     <figure>
       <figcaption title={title}>{title}</figcaption>
       <div ref={frame} class="chart" aria-hidden="true" />
-      <details>
+      <details open={isOpen} onToggle={(event) => setOpen(event.currentTarget.open)}>
         <summary>Table of {title}</summary>
         {/* biome-ignore lint/a11y/noNoninteractiveTabindex: a table wider than the screen is scrolled by keyboard */}
         <section class="scroll tall" aria-label={`Values of ${title}`} tabIndex={0}>
-          <PointTable curves={curves} axis={axis} />
+          {isOpen ? <PointTable curves={curves} axis={axis} /> : null}
         </section>
       </details>
     </figure>

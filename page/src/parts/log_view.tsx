@@ -47,7 +47,7 @@ export function LogView({ of, id }: Props) {
   );
   const noun = of === "trials" ? "trial" : "experiment";
   useEffect(() => {
-    if (!isFollowing) void jump(new Date(at));
+    if (!isFollowing && !Number.isNaN(Date.parse(at))) void jump(new Date(at));
   }, [at]);
   return (
     <>

@@ -2,7 +2,8 @@
 
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { useChanges } from "../../api/changes";
-import { ApiError, api, type Schemas } from "../../api/client";
+import { api, type Schemas } from "../../api/client";
+import { useReadAgain } from "../../api/live";
 import { ReportFeed, useSeries } from "../../api/series";
 import { smooth } from "../../lib/curves";
 import { lookOf } from "../../lib/look";
@@ -17,21 +18,17 @@ const CURVES = 100;
 const POINTS = 300;
 
 export function Curves({ row }: { row: StudyRow }) {
-  const [trials, setTrials] = useState<TrialRow[] | null>(null);
-  const [error, setError] = useState<ApiError | null>(null);
-  useEffect(() => {
+  const { value, error } = useReadAgain(String(row.numTrials), (signal) => {
     const query = {
       experimentId: row.id,
       fields: "state,outcome,best",
       sort: row.smallerIsBetter === false ? "-best" : "best",
       limit: CURVES,
     };
-    api.get("/api/v1/tables/{table}", { parts: { table: "trials" }, query }).then(
-      (page) => setTrials(page.rows as unknown as TrialRow[]),
-      (failure) => failure instanceof ApiError && setError(failure),
-    );
-  }, [row.id, row.numTrials]);
-  if (trials === null) return error === null ? <Loading /> : <Problem error={error} />;
+    return api.get("/api/v1/tables/{table}", { parts: { table: "trials" }, query, signal });
+  });
+  if (value === null) return error === null ? <Loading /> : <Problem error={error} />;
+  const trials = value.rows as unknown as TrialRow[];
   if (trials.length === 0)
     return (
       <Empty>
@@ -40,6 +37,7 @@ export function Curves({ row }: { row: StudyRow }) {
     );
   return (
     <>
+      <Problem error={error} />
       <CurvesOf
         trialIds={trials.map((trial) => trial.id)}
         nameOf={(id) => id}

@@ -1,7 +1,8 @@
 /** How the hyperparameters of a search relate to its metric: parallel coordinates, scatter, heat map, and its rungs. */
 
 import { useEffect, useState } from "preact/hooks";
-import { ApiError, api, type Schemas } from "../../api/client";
+import { api, type Schemas } from "../../api/client";
+import { useReadAgain } from "../../api/live";
 import { writeFields } from "../../lib/field_list";
 import { Empty, Loading, Problem } from "../../parts/basic";
 import { Head, TableFrame } from "../../parts/form";
@@ -14,35 +15,27 @@ const MOST_AXES = 12;
 
 export function Search({ study }: { study: Study }) {
   const { row } = study;
-  const [names, setNames] = useState<string[]>([]);
-  const [samples, setSamples] = useState<Sample[] | null>(null);
-  const [batches, setBatches] = useState<number[]>([]);
-  const [error, setError] = useState<ApiError | null>(null);
-  const fail = (failure: unknown) => failure instanceof ApiError && setError(failure);
   const isSmallerBetter = row.smallerIsBetter !== false;
-  useEffect(() => {
-    const load = async () => {
-      const { hparams } = await readFields(row.id);
-      const query = {
-        experimentId: row.id,
-        fields: writeFields(["best", "batches", ...hparams]),
-        sort: isSmallerBetter ? "best" : "-best",
-        limit: MOST_TRIALS,
-      };
-      const page = await api.get("/api/v1/tables/{table}", { parts: { table: "trials" }, query });
-      const found = (page.rows as unknown as TrialRow[]).map((trial) => sampleOf(trial, hparams));
-      setNames(varying(found, hparams));
-      setSamples(found);
-      setBatches(page.rows.map((trial) => Number(trial.batches)));
+  const { value, error } = useReadAgain(`${row.numTrials} ${row.numTrialsEnded}`, async (signal) => {
+    const { hparams } = await readFields(row.id, signal);
+    const query = {
+      experimentId: row.id,
+      fields: writeFields(["best", "batches", ...hparams]),
+      sort: isSmallerBetter ? "best" : "-best",
+      limit: MOST_TRIALS,
     };
-    load().catch(fail);
-  }, [row.id, row.numTrials, row.numTrialsEnded]);
-  if (error !== null) return <Problem error={error} />;
-  if (samples === null) return <Loading />;
+    const page = await api.get("/api/v1/tables/{table}", { parts: { table: "trials" }, query, signal });
+    const found = (page.rows as unknown as TrialRow[]).map((trial) => sampleOf(trial, hparams));
+    const batches = page.rows.map((trial) => Number(trial.batches));
+    return { samples: found, names: varying(found, hparams), batches };
+  });
+  if (value === null) return error === null ? <Loading /> : <Problem error={error} />;
+  const { samples, names, batches } = value;
   const rated = samples.filter((sample) => sample.metric !== null).length;
   const metric = row.metric ?? "metric";
   return (
     <>
+      <Problem error={error} />
       <Rungs study={study} batches={samples.length < row.numTrials ? null : batches} />
       {rated < 2 || names.length === 0 ? (
         <Empty>

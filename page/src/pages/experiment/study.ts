@@ -1,9 +1,8 @@
 /** What the views of one experiment share: its row of the table, kept up to date, its configuration, and its trials. */
 
-import { useEffect, useState } from "preact/hooks";
 import { useFollowed } from "../../api/changes";
 import { type ApiError, api, type Schemas } from "../../api/client";
-import { useLive } from "../../api/live";
+import { useReadAgain } from "../../api/live";
 
 export interface StudyRow {
   id: number;
@@ -71,16 +70,10 @@ export function useStudy(id: number): { study: Study | null; error: ApiError | n
   const row = live.value?.row ?? null;
   // Its reason changes with the queue, of which the row knows nothing: it is read again with each change of the row.
   const key = row === null ? "" : [row.state, row.outcome, row.numTrials, row.numTrialsEnded].join();
-  const explained = useLive(
-    `${id} ${key}`,
-    (signal) => api.get("/api/v1/jobs/{job_id}/explanation", { parts: { job_id: String(id) }, signal }),
-    0,
+  const explained = useReadAgain(key, (signal) =>
+    api.get("/api/v1/jobs/{job_id}/explanation", { parts: { job_id: String(id) }, signal }),
   );
-  // The former reason is shown until the new one is there.
-  const [why, setWhy] = useState<Schemas["Explanation"] | null>(null);
-  useEffect(() => {
-    if (explained.value !== null) setWhy(explained.value);
-  }, [explained.value]);
+  const why = explained.value;
   const study = row === null || why === null ? null : { row, experiment: why.experiment, ...reasonOf(why) };
   return { study, error: live.error ?? explained.error, isGone: live.value?.isGone ?? false };
 }
@@ -103,9 +96,13 @@ export interface TrialRow {
 }
 
 /** Returns the names of the hyperparameters of an experiment's trials, and of their validation metrics. */
-export async function readFields(id: number): Promise<{ hparams: string[]; metrics: string[] }> {
+export async function readFields(id: number, signal?: AbortSignal): Promise<{ hparams: string[]; metrics: string[] }> {
   const query = { experimentId: id, limit: 1000 };
-  const { fields } = await api.get("/api/v1/tables/{table}/fields", { parts: { table: "trials" }, query });
+  const { fields } = await api.get("/api/v1/tables/{table}/fields", {
+    parts: { table: "trials" },
+    query,
+    ...(signal === undefined ? {} : { signal }),
+  });
   const names = fields.map((field) => field.name);
   return {
     hparams: names.filter((name) => name.startsWith("hp.")),

@@ -173,12 +173,15 @@ export function useTrialRows(experimentId: number, fields: string | null, sort: 
       });
       const rows = page.rows as unknown as TrialRow[];
       setError(null);
-      setState((former) => ({
-        rows: offset === 0 || page.snapshot !== snapshot ? rows : [...former.rows, ...rows],
-        total: page.total,
-        snapshot: page.snapshot,
-        cursor: offset === 0 ? page.cursor : former.cursor,
-      }));
+      if (offset === 0) {
+        setState({ rows, total: page.total, snapshot: page.snapshot, cursor: page.cursor });
+      } else if (page.snapshot !== snapshot) {
+        // The gateway keeps the former order no longer, so that the places of the rows mean nothing.
+        setRound((former) => former + 1);
+      } else {
+        // A list that was begun anew meanwhile has other places.
+        setState((former) => (former.snapshot === snapshot ? { ...former, rows: [...former.rows, ...rows] } : former));
+      }
       return null;
     } catch (failure) {
       if (signal?.aborted) return null;

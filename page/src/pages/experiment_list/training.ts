@@ -1,7 +1,7 @@
 /** Newest values of training metrics, as columns of the list. The tables of the gateway have none, so they are read as
  * series of their fewest points, for the rows that are seen. */
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { ApiError, api } from "../../api/client";
 import type { Row } from "../../lib/row_list";
 import { newestOf, type TrainingValues, wantedTrials } from "../../lib/training_values";
@@ -19,10 +19,12 @@ export function useTrainingValues(rows: Row[], metrics: string[]): TrainingValue
   const [values, setValues] = useState<TrainingValues>(new Map());
   const readAt = useRef(0);
   const trials = wantedTrials(rows);
+  // Rows may change faster than a reading takes, so that the end of the view alone ends one.
+  const ending = useMemo(() => new AbortController(), []);
+  useEffect(() => () => ending.abort(), [ending]);
   const key = metrics.length === 0 ? "" : JSON.stringify([metrics, [...trials]]);
   useEffect(() => {
     if (key === "" || trials.size === 0) return;
-    const ending = new AbortController();
     const load = async () => {
       readAt.current = Date.now();
       try {
@@ -40,10 +42,7 @@ export function useTrainingValues(rows: Row[], metrics: string[]): TrainingValue
       }
     };
     const timer = setTimeout(load, Math.max(0, readAt.current + PAUSE_MS - Date.now()));
-    return () => {
-      clearTimeout(timer);
-      ending.abort();
-    };
+    return () => clearTimeout(timer);
   }, [key]);
   return values;
 }

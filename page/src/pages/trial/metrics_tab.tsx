@@ -1,8 +1,9 @@
 /** The metrics of a trial, live. Of thousands, the charts near the visible part of the page are made. */
 
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useChanges } from "../../api/changes";
-import { ApiError, api, type Schemas } from "../../api/client";
+import { type ApiError, api, type Schemas } from "../../api/client";
+import { Readings } from "../../api/live";
 import { ReportFeed, useSeries } from "../../api/series";
 import { smooth } from "../../lib/curves";
 import { type ChartEntry, chartsOf } from "../../lib/metric_names";
@@ -11,6 +12,7 @@ import { Chart } from "../../parts/chart";
 import { ChartControls, type ChartSettings, panOf, useChartSettings, zoomOf } from "../../parts/chart_controls";
 import { WhileVisible } from "../../parts/visible";
 import { place, setQuery } from "../../router";
+import { complain } from "../../toast";
 
 const POINTS = 800;
 const NAMES = 200;
@@ -25,7 +27,7 @@ export function Metrics({ id, isOver }: { id: string; isOver: boolean }) {
   const settings = useChartSettings();
   const feed = useMemo(() => new ReportFeed(isOver), [id, isOver]);
   const [numShown, setShown] = useState(CHARTS);
-  const { names, total, error, learn, loadMore } = useNames(id, search, group);
+  const { names, total, error, learn, reload, loadMore } = useNames(id, search, group);
   useChanges(
     isOver ? null : { metrics: [id] },
     "",
@@ -34,7 +36,10 @@ export function Metrics({ id, isOver }: { id: string; isOver: boolean }) {
       feed.pass(metrics);
       learn(metrics);
     },
-    () => feed.pass(null),
+    () => {
+      feed.pass(null);
+      reload();
+    },
   );
   const charts = useMemo(() => chartsOf(names ?? []), [names]);
   if (names === null) return error === null ? <Loading /> : <Problem error={error} />;
@@ -148,6 +153,7 @@ function MetricChart({ id, entry, settings, feed }: ChartProps) {
 }
 
 type MetricName = Schemas["MetricName"];
+type Found = Schemas["MetricNames"];
 
 /** The metrics that match, a page at a time. Names of new reports are added as they come. */
 function useNames(id: string, search: string, group: string) {
@@ -158,26 +164,34 @@ function useNames(id: string, search: string, group: string) {
   });
   const [error, setError] = useState<ApiError | null>(null);
   const key = JSON.stringify([id, search, group]);
-  const load = async (offset: number, signal?: AbortSignal) => {
+  const read = (offset: number, signal?: AbortSignal) => {
     const query = { trialIds: [id], search, group, offset, limit: NAMES };
-    try {
-      const found = await api.get("/api/v1/metrics/names", { query, ...(signal === undefined ? {} : { signal }) });
-      setError(null);
-      setState((former) => {
-        const known = former.key === key && offset > 0 ? (former.names ?? []) : [];
-        return { key, names: distinct([...known, ...found.metrics]), total: found.total };
-      });
-    } catch (failure) {
-      if (signal?.aborted) return;
-      if (!(failure instanceof ApiError)) throw failure;
-      setError(failure);
-    }
+    return api.get("/api/v1/metrics/names", { query, ...(signal === undefined ? {} : { signal }) });
   };
+  const joined = (known: MetricName[], { metrics, total }: Found) => ({
+    key,
+    names: distinct([...known, ...metrics]),
+    total,
+  });
+  const readings = useRef<Readings<Found> | null>(null);
   useEffect(() => {
-    const ending = new AbortController();
-    void load(0, ending.signal);
-    return () => ending.abort();
+    const own = new Readings<Found>(
+      (signal) => read(0, signal),
+      (found) => {
+        setError(null);
+        setState((former) => joined(former.key === key ? (former.names ?? []) : [], found));
+      },
+      setError,
+    );
+    readings.current = own;
+    own.again();
+    return () => own.end();
   }, [key]);
+  const loadMore = () => {
+    const add = (found: Found) =>
+      setState((former) => (former.key === key ? joined(former.names ?? [], found) : former));
+    read(state.names?.length ?? 0).then(add, complain);
+  };
   const learn = (reports: Schemas["StoredMetrics"][]) => {
     setState((former) => {
       if (former.names === null || former.names.length < former.total) return former;
@@ -197,7 +211,8 @@ function useNames(id: string, search: string, group: string) {
     total: state.total,
     error,
     learn,
-    loadMore: () => void load(state.names?.length ?? 0),
+    reload: () => readings.current?.again(),
+    loadMore,
   };
 }
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from gangline.domain.history import StoredMetrics
 from services.gateway.http import log_model
+from services.gateway.http.live.shared_reading import SharedReading
 
 # Sets of trials whose newest reports are kept, and reports of each, and the length of their JSON. A report may have
 # thousands of metrics.
@@ -31,13 +31,26 @@ class _Feed:
     head_id: int
     kept: deque[tuple[int, str]] = field(default_factory=deque)
     num_characters: int = 0
-    read_at: float = float("-inf")
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    reading: SharedReading = field(default_factory=lambda: SharedReading(FRESH_SECONDS))
 
     def keep(self, entry: tuple[int, str]) -> None:
         self.kept.append(entry)
         self.head_id = entry[0]
         self.num_characters += len(entry[1])
+
+    async def extend(self, read: Read) -> None:
+        """Adds the reports that are newer than what it has."""
+        rows = await read(self.head_id, MAX_BEHIND + 1)
+        if _is_too_much(rows):
+            # The readers of this feed are too far behind as well.
+            self.kept.clear()
+            self.num_characters = 0
+            self.floor_id = self.head_id = rows[-1].id
+            return
+        for row in rows:
+            self.keep(_entry(row))
+        while len(self.kept) > MAX_KEPT or self.num_characters > MAX_KEPT_CHARACTERS:
+            self.drop_oldest()
 
     def drop_oldest(self) -> None:
         self.floor_id, text = self.kept.popleft()
@@ -58,32 +71,11 @@ class MetricsFeed:
         while len(self._feeds) > MAX_FEEDS:
             self._feeds.popitem(last=False)
         if after_id >= feed.floor_id:
-            await self._refresh(feed, read)
+            await feed.reading.refresh(lambda: feed.extend(read))
         if after_id >= feed.floor_id:
             return [entry for entry in feed.kept if entry[0] > after_id]
         rows = await read(after_id, MAX_BEHIND + 1)
         return None if _is_too_much(rows) else [_entry(row) for row in rows]
-
-    async def _refresh(self, feed: _Feed, read: Read) -> None:
-        clock = asyncio.get_running_loop().time
-        asked_at = clock()
-        async with feed.lock:
-            # Callers that wait here together share the reading of the first one.
-            if feed.read_at >= asked_at:
-                return
-            await asyncio.sleep(max(0.0, feed.read_at + FRESH_SECONDS - clock()))
-            feed.read_at = clock()
-            rows = await read(feed.head_id, MAX_BEHIND + 1)
-            if _is_too_much(rows):
-                # The readers of this feed are too far behind as well.
-                feed.kept.clear()
-                feed.num_characters = 0
-                feed.floor_id = feed.head_id = rows[-1].id
-                return
-            for row in rows:
-                feed.keep(_entry(row))
-            while len(feed.kept) > MAX_KEPT or feed.num_characters > MAX_KEPT_CHARACTERS:
-                feed.drop_oldest()
 
 
 def _is_too_much(rows: Sequence[StoredMetrics]) -> bool:

@@ -6,12 +6,12 @@ another gateway, or after a restart, gets the whole queue.
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from gangline.domain.task import Task
+from services.gateway.http.live.shared_reading import SharedReading
 from services.gateway.http.queue_model import job_of
 
 # Least time between two readings of the queue.
@@ -33,12 +33,11 @@ class QueueFeed:
         self._text_by_id: dict[str, str] = {}
         # By trial, the version at which its job changed or went.
         self._changed_at: dict[str, int] = {}
-        self._read_at = float("-inf")
-        self._lock = asyncio.Lock()
+        self._reading = SharedReading(FRESH_SECONDS)
 
     async def since(self, version: str, read: Callable[[], Awaitable[list[Task]]]) -> QueueChange | None:
         """Returns what changed after a version; None if nothing did."""
-        await self._refresh(read)
+        await self._reading.refresh(lambda: self._read(read))
         epoch, _, number = version.partition("-")
         now = f"{self._epoch}-{self._version}"
         if epoch != self._epoch or not number.isdecimal() or len(number) > 18:
@@ -49,25 +48,16 @@ class QueueFeed:
         rows = tuple(self._text_by_id[id_] for id_ in changed if id_ in self._text_by_id)
         return QueueChange(now, rows, tuple(id_ for id_ in changed if id_ not in self._text_by_id), is_whole=False)
 
-    async def _refresh(self, read: Callable[[], Awaitable[list[Task]]]) -> None:
-        clock = asyncio.get_running_loop().time
-        asked_at = clock()
-        async with self._lock:
-            # Callers that wait here together share the reading of the first one.
-            if self._read_at >= asked_at:
-                return
-            await asyncio.sleep(max(0.0, self._read_at + FRESH_SECONDS - clock()))
-            self._read_at = clock()
-            tasks = await read()
-            texts = {task.trial.id: job_of(task).model_dump_json(by_alias=True) for task in tasks}
-            changed = [id_ for id_, text in texts.items() if self._text_by_id.get(id_) != text]
-            gone = [id_ for id_ in self._text_by_id if id_ not in texts]
-            if not changed and not gone:
-                return
-            self._version += 1
-            self._text_by_id = texts
-            self._changed_at |= dict.fromkeys([*changed, *gone], self._version)
-            if len(self._changed_at) > 2 * len(texts) + 1000:
-                # Forgets trials that went. Who has not heard of them begins with the whole queue.
-                self._epoch = uuid.uuid4().hex[:8]
-                self._changed_at = dict.fromkeys(texts, self._version)
+    async def _read(self, read: Callable[[], Awaitable[list[Task]]]) -> None:
+        texts = {task.trial.id: job_of(task).model_dump_json(by_alias=True) for task in await read()}
+        changed = [id_ for id_, text in texts.items() if self._text_by_id.get(id_) != text]
+        gone = [id_ for id_ in self._text_by_id if id_ not in texts]
+        if not changed and not gone:
+            return
+        self._version += 1
+        self._text_by_id = texts
+        self._changed_at |= dict.fromkeys([*changed, *gone], self._version)
+        if len(self._changed_at) > 2 * len(texts) + 1000:
+            # Forgets trials that went. Who has not heard of them begins with the whole queue.
+            self._epoch = uuid.uuid4().hex[:8]
+            self._changed_at = dict.fromkeys(texts, self._version)
