@@ -90,7 +90,9 @@ class Traffic:
             self._pending.discard(answer.request)
 
     def settle(self) -> None:
-        """Waits until all requests but streams are answered. Raises AssertionError after 20 s."""
+        """Waits until the page has drawn what a click changes, and all requests but streams are answered. Raises
+        AssertionError after 20 s."""
+        self._page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         deadline = time.monotonic() + 20
         while self._pending:
             assert time.monotonic() < deadline, [request.url for request in self._pending]
