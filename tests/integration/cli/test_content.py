@@ -221,13 +221,19 @@ def _fill_projects(gateway: StandInGateway) -> None:
 
 def _fill_models(gateway: StandInGateway) -> None:
     metadata = json.dumps({f"k{_EVIL}": f"v{_EVIL}"})
-    texts = {"name": "m", "owner": "ann", "notes": "about", "metadata_json": metadata}
+    texts: Any = {"name": "m", "owner": "ann", "notes": "about", "metadata_json": metadata}
     for number in (1, 2):
         model = registry_pb2.Model(
             id=number, description="d", labels=["l"], aliases=[registry_pb2.ModelAlias(name="best", version=1)], **texts
         )
         version = registry_pb2.ModelVersion(
-            id=f"1.{number}", model_id=1, number=number, checkpoint_id="c1", trial_id="1.1", metrics_json=metadata, **texts
+            id=f"1.{number}",
+            model_id=1,
+            number=number,
+            checkpoint_id="c1",
+            trial_id="1.1",
+            metrics_json=metadata,
+            **texts,
         )
         gateway.models.append(registry_pb2.ModelView(model=model, workspace_name="lab"))
         gateway.versions.append(registry_pb2.ModelVersionView(version=version, model_name="m", aliases=["best"]))
