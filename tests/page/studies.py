@@ -143,5 +143,7 @@ def _create(cluster: Cluster, folder: Path, code: str, config: str, *options: st
     (folder / "lib").mkdir()
     (folder / "lib/model.py").write_text("DEPTH = 3\n")
     (folder / "config.yaml").write_text(f"entrypoint: python3 train.py\n{config}")
-    number: int = cluster.read("experiment", "create", *options, folder / "config.yaml", folder)["experiment"]["id"]
+    number: int = cluster.read("experiment", "create", "--again", *options, folder / "config.yaml", folder)[
+        "experiment"
+    ]["id"]
     return number
