@@ -127,15 +127,9 @@ class AsyncRegistryMethods(AsyncClusterCalls):
     ) -> ModelVersion:
         """Registers a checkpoint as the next version of a model. The checkpoint is kept as long as the version exists.
         aliases: point at the new version from then on."""
-        request = pb.UpdateModelVersionRequest(
-            request_id=request_id or new_request_id(),
-            model_id=(await self.find_model(name)).model.id,
-            checkpoint_id=checkpoint_id,
-            change=to_proto(ModelVersionChange(version_name, notes, _text(metadata))),
-            aliases=aliases,
-        )
-        request.action = enum_number(ProjectAction.CREATE)  # type: ignore[assignment]  # an enum's number is what protobuf takes
-        return from_proto(ModelVersion, (await self._connection.call(self._stub.UpdateModelVersion, request)).version)
+        change = ModelVersionChange(version_name, notes, _text(metadata))
+        request = pb.UpdateModelVersionRequest(checkpoint_id=checkpoint_id, aliases=aliases)
+        return await self._change_version(ProjectAction.CREATE, name, request, request_id, change)
 
     async def edit_model_version(
         self,
@@ -149,12 +143,13 @@ class AsyncRegistryMethods(AsyncClusterCalls):
     ) -> ModelVersion:
         """Changes the name, the notes or the metadata of a version."""
         change = ModelVersionChange(version_name, notes, _text(metadata))
-        return await self._change_version(ProjectAction.EDIT, name, version, request_id, change)
+        request = pb.UpdateModelVersionRequest(number=version)
+        return await self._change_version(ProjectAction.EDIT, name, request, request_id, change)
 
     async def delete_model_version(self, name: str, version: int, request_id: str | None = None) -> None:
         """Deletes a version, but not its checkpoint. Raises GanglineError `model.aliased` while an alias points at
         it."""
-        await self._change_version(ProjectAction.DELETE, name, version, request_id)
+        await self._change_version(ProjectAction.DELETE, name, pb.UpdateModelVersionRequest(number=version), request_id)
 
     async def set_model_alias(
         self,
@@ -186,7 +181,7 @@ class AsyncRegistryMethods(AsyncClusterCalls):
     ) -> Model:
         """Returns an empty record for a deletion."""
         request = pb.UpdateModelRequest(request_id=request_id or new_request_id(), change=to_proto(change))
-        request.action = enum_number(action)  # type: ignore[assignment]  # as above
+        request.action = enum_number(action)  # type: ignore[assignment]  # an enum's number is what protobuf takes
         if action is not ProjectAction.CREATE:
             request.model_id = (await self.find_model(name)).model.id
         return from_proto(Model, (await self._connection.call(self._stub.UpdateModel, request)).model)
@@ -195,18 +190,15 @@ class AsyncRegistryMethods(AsyncClusterCalls):
         self,
         action: ProjectAction,
         name: str,
-        version: int,
+        request: pb.UpdateModelVersionRequest,
         request_id: str | None,
         change: ModelVersionChange = _NO_VERSION_CHANGE,
     ) -> ModelVersion:
-        """Returns an empty record for a deletion."""
-        request = pb.UpdateModelVersionRequest(
-            request_id=request_id or new_request_id(),
-            model_id=(await self.find_model(name)).model.id,
-            number=version,
-            change=to_proto(change),
-        )
+        """Returns an empty record for a deletion. request: says which version, or what a new one is made of."""
+        request.request_id = request_id or new_request_id()
+        request.model_id = (await self.find_model(name)).model.id
         request.action = enum_number(action)  # type: ignore[assignment]  # as above
+        request.change.CopyFrom(to_proto(change))
         return from_proto(ModelVersion, (await self._connection.call(self._stub.UpdateModelVersion, request)).version)
 
 

@@ -124,15 +124,9 @@ class RegistryMethods(ClusterCalls):
     ) -> ModelVersion:
         """Registers a checkpoint as the next version of a model. The checkpoint is kept as long as the version exists.
         aliases: point at the new version from then on."""
-        request = pb.UpdateModelVersionRequest(
-            request_id=request_id or new_request_id(),
-            model_id=self.find_model(name).model.id,
-            checkpoint_id=checkpoint_id,
-            change=to_proto(ModelVersionChange(version_name, notes, _text(metadata))),
-            aliases=aliases,
-        )
-        request.action = enum_number(ProjectAction.CREATE)  # type: ignore[assignment]  # an enum's number is what protobuf takes
-        return from_proto(ModelVersion, self._connection.call(self._stub.UpdateModelVersion, request).version)
+        change = ModelVersionChange(version_name, notes, _text(metadata))
+        request = pb.UpdateModelVersionRequest(checkpoint_id=checkpoint_id, aliases=aliases)
+        return self._change_version(ProjectAction.CREATE, name, request, request_id, change)
 
     def edit_model_version(
         self,
@@ -146,12 +140,13 @@ class RegistryMethods(ClusterCalls):
     ) -> ModelVersion:
         """Changes the name, the notes or the metadata of a version."""
         change = ModelVersionChange(version_name, notes, _text(metadata))
-        return self._change_version(ProjectAction.EDIT, name, version, request_id, change)
+        request = pb.UpdateModelVersionRequest(number=version)
+        return self._change_version(ProjectAction.EDIT, name, request, request_id, change)
 
     def delete_model_version(self, name: str, version: int, request_id: str | None = None) -> None:
         """Deletes a version, but not its checkpoint. Raises GanglineError `model.aliased` while an alias points at
         it."""
-        self._change_version(ProjectAction.DELETE, name, version, request_id)
+        self._change_version(ProjectAction.DELETE, name, pb.UpdateModelVersionRequest(number=version), request_id)
 
     def set_model_alias(
         self,
@@ -183,7 +178,7 @@ class RegistryMethods(ClusterCalls):
     ) -> Model:
         """Returns an empty record for a deletion."""
         request = pb.UpdateModelRequest(request_id=request_id or new_request_id(), change=to_proto(change))
-        request.action = enum_number(action)  # type: ignore[assignment]  # as above
+        request.action = enum_number(action)  # type: ignore[assignment]  # an enum's number is what protobuf takes
         if action is not ProjectAction.CREATE:
             request.model_id = self.find_model(name).model.id
         return from_proto(Model, self._connection.call(self._stub.UpdateModel, request).model)
@@ -192,18 +187,15 @@ class RegistryMethods(ClusterCalls):
         self,
         action: ProjectAction,
         name: str,
-        version: int,
+        request: pb.UpdateModelVersionRequest,
         request_id: str | None,
         change: ModelVersionChange = _NO_VERSION_CHANGE,
     ) -> ModelVersion:
-        """Returns an empty record for a deletion."""
-        request = pb.UpdateModelVersionRequest(
-            request_id=request_id or new_request_id(),
-            model_id=self.find_model(name).model.id,
-            number=version,
-            change=to_proto(change),
-        )
+        """Returns an empty record for a deletion. request: says which version, or what a new one is made of."""
+        request.request_id = request_id or new_request_id()
+        request.model_id = self.find_model(name).model.id
         request.action = enum_number(action)  # type: ignore[assignment]  # as above
+        request.change.CopyFrom(to_proto(change))
         return from_proto(ModelVersion, self._connection.call(self._stub.UpdateModelVersion, request).version)
 
 

@@ -1,4 +1,4 @@
-"""PURE: the limits of what users write about models and their versions.
+"""PURE: the limits of what users write about models and their versions, and the error for a version that is not there.
 
 The gateway checks a change before it sends it to the leading scheduler, which checks it again.
 """
@@ -6,11 +6,12 @@ The gateway checks a change before it sends it to the leading scheduler, which c
 from __future__ import annotations
 
 import re
+import shlex
 
 from gangline.config.layer.experiment_text import check_line, check_note
 from gangline.domain.document import check_document
 from gangline.domain.registry import ModelVersionChange
-from gangline.errors import conflict, invalid
+from gangline.errors import GanglineError, conflict, invalid, not_found
 
 MAX_ALIASES = 64
 MAX_ALIAS_LENGTH = 80
@@ -62,3 +63,12 @@ def check_version_change(change: ModelVersionChange) -> None:
         check_notes(change.notes)
     if change.metadata_json is not None:
         check_metadata(change.metadata_json, "the metadata of the version")
+
+
+def no_version(model_name: str, number: int) -> GanglineError:
+    """Returns the error of a version that a model does not have."""
+    return not_found(
+        "model.no_version",
+        f"model {model_name!r} has no version {number}; list them with: gangline model versions "
+        f"{shlex.quote(model_name)}",
+    )

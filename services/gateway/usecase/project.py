@@ -165,12 +165,11 @@ class Projects:
     ) -> D | None:
         """Creates, edits, archives, unarchives or deletes a workspace or a project. parent_id: the workspace of a new
         project. Returns None when the record has been deleted."""
-        if action is None:
-            raise invalid("request.action", f"this version knows no such action; it has {', '.join(ProjectAction)}")
+        number = number_of_action(action)
         message_type, choose = _UPDATES[kind.noun]
         request = message_type(
             **{f"{kind.noun}_id": record_id},
-            action=wire.enum_number(action),
+            action=number,
             change=_checked(kind.noun, change),
             is_admin=self._caller.is_admin,
         )
@@ -255,3 +254,11 @@ def _checked(kind: str, change: ProjectChange | None) -> project_pb2.ProjectChan
         check_storage(change.checkpoint_storage_json)
     message: project_pb2.ProjectChange = wire.to_proto(change)
     return message
+
+
+def number_of_action(action: ProjectAction | None) -> Any:
+    """Returns the action as messages have it. action: None for a number that this version does not know. Raises
+    GanglineError `request.action`."""
+    if action is None:
+        raise invalid("request.action", f"this version knows no such action; it has {', '.join(ProjectAction)}")
+    return wire.enum_number(action)

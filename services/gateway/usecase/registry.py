@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
 
 from gangline.config.layer.lookup import find_named, unknown_id
-from gangline.config.layer.registry_check import check_alias, check_version_change
+from gangline.config.layer.registry_check import check_alias, check_version_change, no_version
 from gangline.domain.experiment import DEFAULT_WORKSPACE_ID
 from gangline.domain.id import absent, find_by_prefix
 from gangline.domain.named_kind import DEFAULT_WORKSPACE, MODEL, WORKSPACE
@@ -22,16 +21,16 @@ from gangline.domain.registry import (
     version_id,
 )
 from gangline.domain.state import ProjectAction
-from gangline.errors import invalid, not_found
+from gangline.errors import not_found
 from gangline.protocol import wire
 from gangline.v1 import registry_pb2 as pb
 from services.common import keys
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
+from services.gateway.usecase.project import number_of_action
 from services.gateway.usecase.shared.confirming import find_confirmed
 
-T = TypeVar("T")
 _NO_CHANGE = ModelChange()
 _NO_VERSION_CHANGE = ModelVersionChange()
 
@@ -61,7 +60,7 @@ class Registry:
             ),
             key=lambda model: (model.name.casefold(), model.name),
         )
-        return self._view_models(_page(models, offset, limit)), len(models)
+        return self._view_models(models[offset : offset + limit if limit else None]), len(models)
 
     async def find_model(self, name: str = "", model_id: int | None = None) -> ModelView:
         """Returns a model. model_id: in place of the name. Raises GanglineError `model.not_found`."""
@@ -89,7 +88,8 @@ class Registry:
             ),
             key=lambda version: (version.model_id, -version.number),
         )
-        return [self._view_version(version) for version in _page(versions, offset, limit)], len(versions)
+        shown = versions[offset : offset + limit if limit else None]
+        return [self._view_version(version) for version in shown], len(versions)
 
     async def find_version(self, model_id: int, number: int = 0, alias: str = "") -> ModelVersionView:
         """Returns a version. alias: in place of the number. Raises GanglineError `model.not_found`,
@@ -103,8 +103,7 @@ class Registry:
             if version is not None:
                 return version
             if not alias:
-                text = f"model {model.name!r} has no version {number}; list them with: gangline model versions "
-                raise not_found("model.no_version", text + shlex.quote(model.name))
+                raise no_version(model.name, number)
             names = ", ".join(each.name for each in present.aliases)
             has = f"it has {names}" if names else "it has none"
             raise not_found(
@@ -120,7 +119,10 @@ class Registry:
     ) -> Model | None:
         """Creates, edits, archives, unarchives or deletes a model. Returns None when it has been deleted."""
         request = pb.SchedulerServiceUpdateModelRequest(
-            action=_number(action), model_id=model_id, change=wire.to_proto(change), is_admin=self._caller.is_admin
+            action=number_of_action(action),
+            model_id=model_id,
+            change=wire.to_proto(change),
+            is_admin=self._caller.is_admin,
         )
         answer = await self._leader.change(self._caller, lambda scheduler: scheduler.UpdateModel, request)
         return wire.from_proto(Model, answer.model) if answer.HasField("model") else None
@@ -143,7 +145,7 @@ class Registry:
         for alias in aliases:
             check_alias(alias)
         request = pb.SchedulerServiceUpdateModelVersionRequest(
-            action=_number(action),
+            action=number_of_action(action),
             model_id=model_id,
             number=number,
             checkpoint_id=checkpoint_id,
@@ -203,14 +205,3 @@ class Registry:
         model = self._mirror.state.models.find(keys.model(version.model_id))
         name, aliases = (model.name, model.aliases_of(version.number)) if model is not None else ("", ())
         return ModelVersionView(version, name, aliases)
-
-
-def _page(items: Sequence[T], offset: int, limit: int) -> Sequence[T]:
-    return items[offset : offset + limit] if limit else items[offset:]
-
-
-def _number(action: ProjectAction | None) -> Any:
-    """Raises GanglineError `request.action`."""
-    if action is None:
-        raise invalid("request.action", f"this version knows no such action; it has {', '.join(ProjectAction)}")
-    return wire.enum_number(action)

@@ -12,14 +12,14 @@ import shlex
 from dataclasses import dataclass, replace
 
 from gangline.config.layer.lookup import check_unarchived
-from gangline.config.layer.registry_check import check_alias, check_num_aliases, check_version_change
+from gangline.config.layer.registry_check import check_alias, check_num_aliases, check_version_change, no_version
 from gangline.domain.document import read_document
 from gangline.domain.experiment import VALIDATION_METRICS, Checkpoint, Experiment
 from gangline.domain.id import absent
 from gangline.domain.named_kind import MODEL
 from gangline.domain.registry import Model, ModelAlias, ModelVersion, ModelVersionChange, version_id
 from gangline.domain.state import CheckpointState, ProjectAction
-from gangline.errors import conflict, invalid, not_found
+from gangline.errors import conflict, invalid
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.transition.project.named_change import find_record
 from services.scheduler.transition.project.rule import Caller, check_owner, note_removal, remember, was_removed_by
@@ -181,11 +181,7 @@ def _delete(records: Records, asked: VersionRequest, model: Model) -> StateChang
 def _find(records: Records, model: Model, number: int) -> ModelVersion:
     version = records.find(ModelVersion, version_id(model.id, number))
     if version is None:
-        raise not_found(
-            "model.no_version",
-            f"model {model.name!r} has no version {number}; list them with: gangline model versions "
-            f"{shlex.quote(model.name)}",
-        )
+        raise no_version(model.name, number)
     return version
 
 
