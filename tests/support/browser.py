@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Error, Page, Request, Response, ViewportSize, expect, sync_playwright
 
 from tests.support.source import ROOT
 
@@ -25,6 +25,8 @@ NARROW: ViewportSize = {"width": 360, "height": 740}
 WIDE: ViewportSize = {"width": 1440, "height": 900}
 _IS_OWN = re.compile(r"https?://127\.0\.0\.1:\d+/|data:|blob:|about:")
 # Rules of axe-core that are not of its two worst levels are shown by none of the tests.
+# Characters of what a window showed when a test failed.
+_MAX_SHOWN = 2000
 _SERIOUS = ("serious", "critical")
 
 
@@ -51,11 +53,53 @@ def window(browser: Browser, **settings: Any) -> Iterator[Page]:
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda line: problems.append(line.text) if "Content Security Policy" in line.text else None)
     page.on("request", lambda asked: problems.append(asked.url) if not _IS_OWN.match(asked.url) else None)
+    requests = _Requests(page)
     try:
         yield page
+    except Exception as failure:
+        failure.add_note(_describe(page, requests, problems))
+        raise
     finally:
         context.close()
     assert problems == []
+
+
+class _Requests:
+    """The requests of a window that have no answer yet, and those that failed."""
+
+    def __init__(self, page: Page) -> None:
+        self.open: list[str] = []
+        self.failed: list[str] = []
+        page.on("request", lambda asked: self.open.append(asked.url))
+        page.on("response", self._note_answer)
+        page.on("requestfailed", self._note_failure)
+
+    def _note_answer(self, answer: Response) -> None:
+        with suppress(ValueError):
+            self.open.remove(answer.url)
+        if not answer.ok:
+            self.failed.append(f"{answer.status} {answer.url}")
+
+    def _note_failure(self, asked: Request) -> None:
+        with suppress(ValueError):
+            self.open.remove(asked.url)
+        self.failed.append(f"{asked.failure} {asked.url}")
+
+
+def _describe(page: Page, requests: _Requests, problems: list[str]) -> str:
+    """Says what the window showed when a test failed. Without it, a failure that comes once cannot be explained."""
+    try:
+        shown = page.locator("body").inner_text(timeout=2000)[:_MAX_SHOWN]
+    except Error as error:
+        shown = f"cannot be read: {error}"
+    parts = {
+        "address": page.url,
+        "problems": problems,
+        "requests without an answer": requests.open,
+        "failed requests": requests.failed[-20:],
+        "text": shown,
+    }
+    return "\n".join(f"{name}: {value}" for name, value in parts.items())
 
 
 def find_faults(page: Page) -> list[str]:
