@@ -17,11 +17,10 @@ from typing import Any
 import sqlalchemy as sa
 import structlog
 
-from gangline.domain.history import MetricsPoint, StoredMetrics
 from services.gateway.history import table
 from services.gateway.history.attempt import extent_of
 from services.gateway.history.database import upsert, writing
-from services.gateway.history.metric_block import BLOCK_REPORTS, Block, build_blocks, pack
+from services.gateway.history.metric_block import BLOCK_REPORTS, Block, Report, build_blocks, pack
 from services.gateway.mirror import metrics
 
 # Tries to store a block after one transaction of the writer, so that a backlog holds up no trial runner.
@@ -73,7 +72,7 @@ def condense_next(engine: sa.Engine, trial_id: str, group: str) -> int:
     with writing(engine) as connection:
         # Another gateway may have stored the block, and the experiment may have been erased.
         is_next = find_cursor(connection, trial_id, group) == after_id
-        if is_next and connection.scalar(sa.select(table.metrics.c.id).where(table.metrics.c.id == reports[-1].id)):
+        if is_next and connection.scalar(sa.select(table.metrics.c.id).where(table.metrics.c.id == reports[-1].row_id)):
             _insert(connection, trial_id, group, reports, blocks)
     return BLOCK_REPORTS
 
@@ -87,28 +86,28 @@ def find_cursor(connection: sa.Connection, trial_id: str, group: str) -> int:
     return last_id or 0
 
 
-def read_reports(
-    connection: sa.Connection, trial_id: str, group: str, after_id: int, limit: int
-) -> list[StoredMetrics]:
-    """Returns the next reports of a trial's group after a row, oldest first, without values that are no numbers."""
+def read_reports(connection: sa.Connection, trial_id: str, group: str, after_id: int, limit: int) -> list[Report]:
+    """Returns the next reports of a trial's group after a row, oldest first."""
     rows = table.metrics
     selected = connection.execute(
-        sa.select(rows.c.id, rows.c.at, rows.c.batches_completed, rows.c.metrics_json, rows.c.attempt)
+        sa.select(rows.c.id, rows.c.at, rows.c.batches_completed, rows.c.attempt, rows.c.metrics_json)
         .where(rows.c.trial_id == trial_id, rows.c.metric_group == group, rows.c.id > after_id)
         .order_by(rows.c.id)
         .limit(limit)
-    )
+    ).all()
+    # One call of the parser for all takes a fifth of the time of one for each.
+    parsed = json.loads(f"[{','.join(row[4] for row in selected)}]")
     return [
-        StoredMetrics(row_id, trial_id, at, MetricsPoint(group, batches, json.loads(text)), attempt or 0)
-        for row_id, at, batches, text, attempt in selected
+        Report(row_id, at, batches, attempt or 0, metrics)
+        for (row_id, at, batches, attempt, _), metrics in zip(selected, parsed, strict=True)
     ]
 
 
 def _insert(
-    connection: sa.Connection, trial_id: str, group: str, reports: Sequence[StoredMetrics], blocks: dict[str, Block]
+    connection: sa.Connection, trial_id: str, group: str, reports: Sequence[Report], blocks: dict[str, Block]
 ) -> None:
-    place: dict[str, Any] = {"trial_id": trial_id, "metric_group": group, "last_id": reports[-1].id}
-    extent = extent_of([(report.attempt, report.point.batches_completed) for report in reports])
+    place: dict[str, Any] = {"trial_id": trial_id, "metric_group": group, "last_id": reports[-1].row_id}
+    extent = extent_of([(report.attempt, report.batches_completed) for report in reports])
     if blocks:
         connection.execute(
             sa.insert(table.metric_blocks),
@@ -116,7 +115,7 @@ def _insert(
                 {
                     **place,
                     "metric": metric,
-                    "first_id": reports[0].id,
+                    "first_id": reports[0].row_id,
                     "summary": pack([block.summary]),
                     "spans": pack(block.spans),
                     **asdict(extent),

@@ -129,17 +129,20 @@ class Reader:
         trial_id, group, metric = scope.trial_id, table.storable(scope.group), table.storable(metric)
         selected = replace(scope, group=group)
         deadline = time.monotonic() + SUMMARISE_SECONDS
-        while await self._read(lambda connection: has_long_tail(connection, trial_id, group)):
-            if time.monotonic() > deadline:
-                raise unavailable(
-                    "history.summarising",
-                    f"the reports of trial {trial_id} are being summarised for their first reader; ask again in some "
-                    "seconds",
-                )
-            await self._run(lambda: condense_next(self._engine, trial_id, group))
-        return await self._read(
-            lambda connection: read_series(connection, selected, metric, max_points, batch_range=batch_range)
-        )
+        while True:
+            found = await self._read(
+                lambda connection: read_series(connection, selected, metric, max_points, batch_range=batch_range)
+            )
+            if found is not None:
+                return found
+            while await self._read(lambda connection: has_long_tail(connection, trial_id, group)):
+                if time.monotonic() > deadline:
+                    raise unavailable(
+                        "history.summarising",
+                        f"the reports of trial {trial_id} are being summarised for their first reader; ask again in "
+                        "some seconds",
+                    )
+                await self._run(lambda: condense_next(self._engine, trial_id, group))
 
     async def metric_names(self, trial_ids: Sequence[str]) -> set[tuple[str, str]]:
         """Returns each metric that one of the trials has reported, with its group. Other callers are served between the

@@ -8,21 +8,22 @@ threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
 
-from gangline.domain.history import MetricSeries, SeriesPoint, StoredMetrics
+from gangline.domain.history import MetricSeries, SeriesPoint
 from services.gateway.history import table
 from services.gateway.history.attempt import EVERY_BATCH, AttemptExtent, BatchRange, ReportSelection, read_selection
 from services.gateway.history.condense import find_cursor, read_reports
 from services.gateway.history.metric_block import (
     BLOCK_REPORTS,
     SPAN_REPORTS,
+    Report,
     Span,
+    count_values,
     draw,
     merge,
     spans_of,
@@ -34,6 +35,7 @@ from services.gateway.mirror.ingest_record import Scope
 MAX_TAIL = 4 * BLOCK_REPORTS
 # Reports that are read for a metric that few of them have.
 MAX_RAW = 16 * BLOCK_REPORTS
+_SPANS_OF_BLOCK = BLOCK_REPORTS // SPAN_REPORTS
 
 
 def has_long_tail(connection: sa.Connection, trial_id: str, group: str) -> bool:
@@ -52,26 +54,31 @@ def has_long_tail(connection: sa.Connection, trial_id: str, group: str) -> bool:
 
 def read_series(
     connection: sa.Connection, scope: Scope, metric: str, max_points: int, *, batch_range: BatchRange = EVERY_BATCH
-) -> MetricSeries:
+) -> MetricSeries | None:
     """Returns the series of a metric of the scope's trial and group: from its blocks if they are enough, from its
-    reports if these are few, and from the spans of its blocks otherwise. batch_range: as in `read_selection`."""
+    reports if these are few, and from the spans of its blocks otherwise. None where blocks have to be stored first
+    (`has_long_tail`). batch_range: as in `read_selection`."""
     trial_id, group = scope.trial_id, scope.group
     after_id = find_cursor(connection, trial_id, group)
+    reports = read_reports(connection, trial_id, group, after_id, MAX_TAIL + 1)
+    if len(reports) > MAX_TAIL:
+        return None
     selection = read_selection(connection, trial_id, group, scope.attempt, batch_range)
     blocks = _Blocks(connection, trial_id, group, metric, selection)
     summaries = blocks.summaries()
-    tail = _selected(read_reports(connection, trial_id, group, after_id, MAX_TAIL + BLOCK_REPORTS), selection)
-    num_values = merge([*summaries, *spans_of(tail, metric, BLOCK_REPORTS)]).num_values
+    tail = _selected(reports, selection)
+    tail_spans = spans_of(tail, metric, SPAN_REPORTS)
+    num_values, num_nonfinite = count_values(merge([*summaries, *tail_spans]))
     num_reports = len(summaries) * BLOCK_REPORTS + len(tail)
     if 2 * len(summaries) >= max_points:
-        spans = [*summaries, *spans_of(tail, metric, BLOCK_REPORTS)]
+        parts = range(0, len(tail_spans), _SPANS_OF_BLOCK)
+        spans = [*summaries, *(merge(tail_spans[start : start + _SPANS_OF_BLOCK]) for start in parts)]
     elif num_values <= max_points * SPAN_REPORTS / 2 and num_reports <= max(max_points * SPAN_REPORTS / 2, MAX_RAW):
         spans = spans_of([*blocks.reports(), *tail], metric, 1)
     else:
-        spans = [*blocks.spans(), *spans_of(tail, metric, SPAN_REPORTS)]
-    whole = merge(spans)
-    points = [SeriesPoint(sample.batches_completed, sample.at, sample.value) for sample in draw(spans, max_points)]
-    return MetricSeries(trial_id, group, metric, tuple(points), whole.num_values, whole.num_nonfinite)
+        spans = [*blocks.spans(), *tail_spans]
+    points = [SeriesPoint(batches, at, value) for _, at, batches, value in draw(spans, max_points)]
+    return MetricSeries(trial_id, group, metric, tuple(points), num_values, num_nonfinite)
 
 
 def read_metric_names(connection: sa.Connection, trial_id: str) -> set[tuple[str, str]]:
@@ -84,14 +91,18 @@ def read_metric_names(connection: sa.Connection, trial_id: str) -> set[tuple[str
     groups = connection.scalars(sa.select(newest.c.metric_group).where(newest.c.trial_id == trial_id)).all()
     for group in groups:
         # Reports that no block has yet.
+        found: set[str] = set()
         after_id = find_cursor(connection, trial_id, group)
         for report in read_reports(connection, trial_id, group, after_id, MAX_TAIL + BLOCK_REPORTS):
-            names.update((group, metric) for metric in report.point.metrics)
+            found.update(report.metrics)
+        names.update((group, metric) for metric in found)
     return names
 
 
-def _selected(reports: Sequence[StoredMetrics], selection: ReportSelection) -> list[StoredMetrics]:
-    return [report for report in reports if selection.has(report.attempt, report.point.batches_completed)]
+def _selected(reports: list[Report], selection: ReportSelection) -> list[Report]:
+    if selection.is_whole:
+        return reports
+    return [report for report in reports if selection.has(report.attempt, report.batches_completed)]
 
 
 class _Blocks:
@@ -107,7 +118,7 @@ class _Blocks:
         self._metric = metric
         self._selection = selection
         # The reports of blocks of which not all are selected, by the first id.
-        self._read: dict[int, list[StoredMetrics]] = {}
+        self._read: dict[int, list[Report]] = {}
 
     def summaries(self) -> list[Span]:
         return self._spans_of(table.metric_blocks.c.summary, BLOCK_REPORTS)
@@ -115,7 +126,7 @@ class _Blocks:
     def spans(self) -> list[Span]:
         return self._spans_of(table.metric_blocks.c.spans, SPAN_REPORTS)
 
-    def reports(self) -> list[StoredMetrics]:
+    def reports(self) -> list[Report]:
         """Returns the selected reports of the blocks that have the metric."""
         return [report for row, _ in self._rows(table.metric_blocks.c.first_id) for report in self._reports_of(row)]
 
@@ -129,7 +140,7 @@ class _Blocks:
                 spans += (span for row in rows for span in spans_of(self._reports_of(row), self._metric, num_reports))
         return spans
 
-    def _reports_of(self, row: sa.Row[Any]) -> list[StoredMetrics]:
+    def _reports_of(self, row: sa.Row[Any]) -> list[Report]:
         if row.first_id not in self._read:
             reports = read_reports(self._connection, self._trial_id, self._group, row.first_id - 1, BLOCK_REPORTS)
             self._read[row.first_id] = _selected(reports, self._selection)

@@ -7,11 +7,13 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.domain.history import MetricsPoint, StoredMetrics
 from services.gateway.history.metric_block import (
     SPAN_REPORTS,
+    Report,
     Sample,
+    Span,
     build_blocks,
+    count_values,
     draw,
     merge,
     pack,
@@ -27,7 +29,7 @@ def _named(value: float | None) -> dict[str, float]:
 VALUES = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1.0, -1.0])
 REPORTS = st.lists(st.none() | VALUES, max_size=200).map(
     lambda values: [
-        StoredMetrics(7 * number + 3, "1.1", 1e9 + number, MetricsPoint("training", 10 * number, _named(value)))
+        Report(7 * number + 3, 1e9 + number, 10 * number, 0, _named(value))
         for number, value in enumerate(values)
     ]
 )
@@ -35,12 +37,12 @@ REPORTS = st.lists(st.none() | VALUES, max_size=200).map(
 
 @given(reports=REPORTS, num_reports=st.sampled_from([1, 3, SPAN_REPORTS]), max_points=st.integers(4, 60))
 def test_a_drawn_series_has_its_ends_and_the_extremes_of_every_run(
-    reports: list[StoredMetrics], num_reports: int, max_points: int
+    reports: list[Report], num_reports: int, max_points: int
 ) -> None:
     spans = spans_of(reports, "loss", num_reports)
     drawn = draw(spans, max_points)
-    finite = [report for report in reports if math.isfinite(report.point.metrics.get("loss", math.nan))]
-    samples = {report.id: _sample(report) for report in finite}
+    finite = [report for report in reports if math.isfinite(report.metrics.get("loss", math.nan))]
+    samples = {report.row_id: _sample(report) for report in finite}
     assert len(drawn) <= max_points
     assert [sample.row_id for sample in drawn] == sorted({sample.row_id for sample in drawn})
     assert all(sample == samples[sample.row_id] for sample in drawn)
@@ -57,40 +59,41 @@ def test_a_drawn_series_has_its_ends_and_the_extremes_of_every_run(
             assert {min(values), max(values)} <= kept
 
 
-def _values_between(finite: list[StoredMetrics], spans: list) -> list[float]:  # type: ignore[type-arg]
+def _values_between(finite: list[Report], spans: list[Span]) -> list[float]:
     """Returns the finite values from the first to the last sample of these spans, by their rows."""
     whole = merge(spans)
-    if whole.first is None or whole.last is None:
+    num_values, num_nonfinite = count_values(whole)
+    if num_values == num_nonfinite:
         return []
-    return [report.point.metrics["loss"] for report in finite if whole.first.row_id <= report.id <= whole.last.row_id]
+    first, last = whole[0], whole[4]
+    return [report.metrics["loss"] for report in finite if first <= report.row_id <= last]
 
 
 @given(reports=REPORTS)
-def test_a_short_series_is_drawn_whole(reports: list[StoredMetrics]) -> None:
-    finite = [report for report in reports if math.isfinite(report.point.metrics.get("loss", math.nan))]
+def test_a_short_series_is_drawn_whole(reports: list[Report]) -> None:
+    finite = [report for report in reports if math.isfinite(report.metrics.get("loss", math.nan))]
     assert draw(spans_of(reports, "loss", 1), 200) == [_sample(report) for report in finite]
 
 
 @given(reports=REPORTS, cut=st.integers(0, 200))
 def test_a_summary_counts_all_values_and_does_not_depend_on_how_it_is_divided(
-    reports: list[StoredMetrics], cut: int
+    reports: list[Report], cut: int
 ) -> None:
     whole = merge(spans_of(reports, "loss", 1))
     assert whole == merge([merge(spans_of(reports[:cut], "loss", 1)), merge(spans_of(reports[cut:], "loss", 5))])
-    values = [report.point.metrics["loss"] for report in reports if report.point.metrics]
-    assert whole.num_values == len(values)
-    assert whole.num_nonfinite == sum(not math.isfinite(value) for value in values)
+    values = [report.metrics["loss"] for report in reports if report.metrics]
+    assert count_values(whole) == (len(values), sum(not math.isfinite(value) for value in values))
 
 
 @given(reports=REPORTS)
-def test_stored_blocks_are_read_as_they_were_written(reports: list[StoredMetrics]) -> None:
+def test_stored_blocks_are_read_as_they_were_written(reports: list[Report]) -> None:
     blocks = build_blocks(reports)
-    assert set(blocks) == {name for report in reports for name in report.point.metrics}
+    assert set(blocks) == {name for report in reports for name in report.metrics}
     for metric, block in blocks.items():
-        assert unpack(pack(block.spans)) == list(block.spans)
+        assert unpack(pack(block.spans)) == block.spans
         assert unpack(pack([block.summary])) == [block.summary]
         assert block.summary == merge(spans_of(reports, metric, 1))
 
 
-def _sample(report: StoredMetrics) -> Sample:
-    return Sample(report.id, report.at, report.point.batches_completed, report.point.metrics["loss"])
+def _sample(report: Report) -> Sample:
+    return Sample(report.row_id, report.at, report.batches_completed, report.metrics["loss"])
