@@ -103,7 +103,7 @@ export function CurvesOf({ trialIds, nameOf, bestOf, metric, isLive }: Props) {
   return (
     <>
       <div class="row">
-        <MetricChoice trialIds={trialIds} chosen={chosen} />
+        <MetricChoice trialIds={trialIds} chosen={chosen} isWanted={curves !== null || error !== null} />
       </div>
       <ChartControls settings={settings} />
       <Problem error={error} />
@@ -136,11 +136,19 @@ export function CurvesOf({ trialIds, nameOf, bestOf, metric, isLive }: Props) {
   );
 }
 
+interface ChoiceProps {
+  trialIds: string[];
+  chosen: string;
+  /** Whether the names are read by now: not before the curves, which the reader waits for. */
+  isWanted: boolean;
+}
+
 /** The metrics that these trials have reported, of which the reader types a part. */
-function MetricChoice({ trialIds, chosen }: { trialIds: string[]; chosen: string }) {
+function MetricChoice({ trialIds, chosen, isWanted }: ChoiceProps) {
   const [search, setSearch] = useState("");
   const [names, setNames] = useState<Schemas["MetricName"][]>([]);
   useEffect(() => {
+    if (!isWanted) return;
     const ending = new AbortController();
     const query = { trialIds, search, limit: 50 };
     api.get("/api/v1/metrics/names", { query, signal: ending.signal }).then(
@@ -148,7 +156,7 @@ function MetricChoice({ trialIds, chosen }: { trialIds: string[]; chosen: string
       () => {},
     );
     return () => ending.abort();
-  }, [trialIds.join(), search]);
+  }, [trialIds.join(), search, isWanted]);
   const options = [...new Set([chosen, ...names.map(({ group, name }) => `${group}/${name}`)])];
   return (
     <>
