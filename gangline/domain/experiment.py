@@ -112,6 +112,7 @@ class TextChange:
     notes: str | None = None
     add_labels: tuple[str, ...] = ()
     remove_labels: tuple[str, ...] = ()
+    replaces_labels: bool = False  # whether the labels are those of add_labels alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +283,7 @@ class ProjectCounter:
     # newest requests that deleted a workspace, a project, a template, a model or a version
     removal_request_ids: tuple[str, ...] = ()
     next_model_id: int = 1
+    num_renames: int = 0  # of workspaces, projects and models
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,10 @@ class ModelVersion:
     created_at: float = 0.0
     request_ids: tuple[str, ...] = ()  # as in a workspace
 
+    @property
+    def has_notes(self) -> bool:
+        return bool(self.notes)
+
 
 def version_id(model_id: int, number: int) -> str:
     return f"{model_id}.{number}"
@@ -80,6 +84,7 @@ class ModelChange:
     metadata_json: str | None = None  # replaces all metadata
     add_labels: tuple[str, ...] = ()
     remove_labels: tuple[str, ...] = ()
+    replaces_labels: bool = False  # whether the labels are those of add_labels alone
 
 
 @dataclass(frozen=True, slots=True)

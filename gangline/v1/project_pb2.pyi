@@ -176,9 +176,14 @@ class ProjectCounter(google.protobuf.message.Message):
     NEXT_PROJECT_ID_FIELD_NUMBER: builtins.int
     REMOVAL_REQUEST_IDS_FIELD_NUMBER: builtins.int
     NEXT_MODEL_ID_FIELD_NUMBER: builtins.int
+    NUM_RENAMES_FIELD_NUMBER: builtins.int
     next_workspace_id: builtins.int
     next_project_id: builtins.int
     next_model_id: builtins.int
+    num_renames: builtins.int
+    """Renames of workspaces, projects and models. A gateway that does not find a name waits for the newest value of this
+    record, so each change of a name writes it.
+    """
     @property
     def removal_request_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """The newest requests that deleted a workspace, a project, a template, a model or a version; a repeated one changes
@@ -192,8 +197,9 @@ class ProjectCounter(google.protobuf.message.Message):
         next_project_id: builtins.int = ...,
         removal_request_ids: collections.abc.Iterable[builtins.str] | None = ...,
         next_model_id: builtins.int = ...,
+        num_renames: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["next_model_id", b"next_model_id", "next_project_id", b"next_project_id", "next_workspace_id", b"next_workspace_id", "removal_request_ids", b"removal_request_ids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_model_id", b"next_model_id", "next_project_id", b"next_project_id", "next_workspace_id", b"next_workspace_id", "num_renames", b"num_renames", "removal_request_ids", b"removal_request_ids"]) -> None: ...
 
 Global___ProjectCounter: typing_extensions.TypeAlias = ProjectCounter
 

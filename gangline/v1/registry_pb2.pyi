@@ -187,6 +187,7 @@ class ModelChange(google.protobuf.message.Message):
     METADATA_JSON_FIELD_NUMBER: builtins.int
     ADD_LABELS_FIELD_NUMBER: builtins.int
     REMOVE_LABELS_FIELD_NUMBER: builtins.int
+    REPLACES_LABELS_FIELD_NUMBER: builtins.int
     name: builtins.str
     description: builtins.str
     notes: builtins.str
@@ -194,6 +195,8 @@ class ModelChange(google.protobuf.message.Message):
     """The name of the workspace."""
     metadata_json: builtins.str
     """Replaces all metadata."""
+    replaces_labels: builtins.bool
+    """The labels are those of add_labels alone."""
     @property
     def add_labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -208,9 +211,10 @@ class ModelChange(google.protobuf.message.Message):
         metadata_json: builtins.str | None = ...,
         add_labels: collections.abc.Iterable[builtins.str] | None = ...,
         remove_labels: collections.abc.Iterable[builtins.str] | None = ...,
+        replaces_labels: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_description", b"_description", "_metadata_json", b"_metadata_json", "_name", b"_name", "_notes", b"_notes", "_workspace", b"_workspace", "description", b"description", "metadata_json", b"metadata_json", "name", b"name", "notes", b"notes", "workspace", b"workspace"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_description", b"_description", "_metadata_json", b"_metadata_json", "_name", b"_name", "_notes", b"_notes", "_workspace", b"_workspace", "add_labels", b"add_labels", "description", b"description", "metadata_json", b"metadata_json", "name", b"name", "notes", b"notes", "remove_labels", b"remove_labels", "workspace", b"workspace"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_description", b"_description", "_metadata_json", b"_metadata_json", "_name", b"_name", "_notes", b"_notes", "_workspace", b"_workspace", "add_labels", b"add_labels", "description", b"description", "metadata_json", b"metadata_json", "name", b"name", "notes", b"notes", "remove_labels", b"remove_labels", "replaces_labels", b"replaces_labels", "workspace", b"workspace"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_description", b"_description"]) -> typing.Literal["description"] | None: ...
     @typing.overload

@@ -1333,9 +1333,12 @@ class TextChange(google.protobuf.message.Message):
     NOTES_FIELD_NUMBER: builtins.int
     ADD_LABELS_FIELD_NUMBER: builtins.int
     REMOVE_LABELS_FIELD_NUMBER: builtins.int
+    REPLACES_LABELS_FIELD_NUMBER: builtins.int
     name: builtins.str
     description: builtins.str
     notes: builtins.str
+    replaces_labels: builtins.bool
+    """The labels are those of add_labels alone."""
     @property
     def add_labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
@@ -1348,9 +1351,10 @@ class TextChange(google.protobuf.message.Message):
         notes: builtins.str | None = ...,
         add_labels: collections.abc.Iterable[builtins.str] | None = ...,
         remove_labels: collections.abc.Iterable[builtins.str] | None = ...,
+        replaces_labels: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_description", b"_description", "_name", b"_name", "_notes", b"_notes", "description", b"description", "name", b"name", "notes", b"notes"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_description", b"_description", "_name", b"_name", "_notes", b"_notes", "add_labels", b"add_labels", "description", b"description", "name", b"name", "notes", b"notes", "remove_labels", b"remove_labels"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_description", b"_description", "_name", b"_name", "_notes", b"_notes", "add_labels", b"add_labels", "description", b"description", "name", b"name", "notes", b"notes", "remove_labels", b"remove_labels", "replaces_labels", b"replaces_labels"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_description", b"_description"]) -> typing.Literal["description"] | None: ...
     @typing.overload

@@ -1,6 +1,7 @@
 /** The start of the page. */
 
 import { render } from "preact";
+import { startWaking } from "./api/again";
 import { App } from "./app";
 import { startRouter } from "./router";
 import { startTheme } from "./theme";
@@ -9,5 +10,6 @@ import "./pages/study.css";
 
 startTheme();
 startRouter();
+startWaking();
 const root = document.getElementById("page");
 if (root !== null) render(<App />, root);

@@ -1,6 +1,7 @@
 /** Who is signed in. The session itself is a cookie that the page cannot read. */
 
 import { signal } from "@preact/signals";
+import { Retry } from "./api/again";
 import { ApiError, api, onSignedOut, type Schemas, send } from "./api/client";
 import { basePath, go, place } from "./router";
 
@@ -14,17 +15,19 @@ export const problem = signal("");
 export const notice = signal("");
 
 let wanted = "/";
+const retry = new Retry();
 
 /** Asks who is signed in. Repeated until the gateway answers. */
 export async function loadUser(): Promise<void> {
   try {
     user.value = (await api.get("/api/v1/me")).user;
     problem.value = "";
+    retry.succeed();
   } catch (failure) {
     if (!(failure instanceof ApiError)) throw failure;
     if (failure.isTemporary) {
       problem.value = failure.message;
-      setTimeout(loadUser, 2000);
+      retry.soon(loadUser);
     } else {
       user.value = null;
       // No login changes that, so the view says what does.

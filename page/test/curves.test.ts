@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { batchesBetween, type Curve, extended, joinCurves, movedBy, smooth, toCurve } from "../src/lib/curves";
+import { batchesBetween, type Curve, endedBy, extended, joinCurves, movedBy, smooth, toCurve } from "../src/lib/curves";
 
 function curve(name: string, ...points: [number, number | null][]): Curve {
   return { name, points: points.map(([batch, value]) => ({ batch, time: 1000 + batch, value })) };
@@ -35,9 +35,45 @@ describe("smooth", () => {
 describe("extended", () => {
   it("adds later points alone, because a page and the stream overlap", () => {
     const known = curve("a", [1, 4], [2, 3]);
-    expect(extended(known, { batch: 2, time: 0, value: 9 })).toBe(known);
-    expect(extended(known, { batch: 3, time: 0, value: 2 }).points).toHaveLength(3);
+    expect(extended(known, { batch: 2, time: 0, value: 9, attempt: 1 })).toBe(known);
+    expect(extended(known, { batch: 2, time: 1002, value: 3, attempt: 1 })).toBe(known);
+    expect(extended(known, { batch: 3, time: 0, value: 2, attempt: 1 }).points).toHaveLength(3);
     expect(known.points).toHaveLength(2);
+  });
+  it("goes back with an attempt that goes on from an older checkpoint", () => {
+    const known = extended(curve("a", [10, 4], [20, 3], [30, 2]), { batch: 40, time: 1040, value: 1, attempt: 1 });
+    // Its clock may be that of another machine.
+    const back = extended(known, { batch: 20, time: 900, value: 9, attempt: 2 });
+    expect(back.points.map(({ batch, value }) => [batch, value])).toEqual([
+      [10, 4],
+      [20, 9],
+    ]);
+    const on = extended(back, { batch: 30, time: 910, value: 8, attempt: 2 });
+    expect(on.points.map(({ batch }) => batch)).toEqual([10, 20, 30]);
+    // The same attempt again, and what the ended one still reports.
+    expect(extended(on, { batch: 20, time: 950, value: 7, attempt: 2 })).toBe(on);
+    expect(extended(on, { batch: 50, time: 1050, value: 1, attempt: 1 })).toBe(on);
+  });
+  it("goes back also where the attempt of what was read is not known", () => {
+    const back = extended(curve("a", [10, 4], [20, 3]), { batch: 15, time: 2000, value: 9, attempt: 2 });
+    expect(back.points.map(({ batch }) => batch)).toEqual([10, 15]);
+  });
+});
+
+describe("endedBy", () => {
+  const known = extended(curve("a", [10, 4], [20, 3]), { batch: 30, time: 1030, value: 1, attempt: 1 });
+  it("ends validations after the batch at which a newer attempt trains, and nothing of another group", () => {
+    const place = { batch: 15, time: 2000, attempt: 2 };
+    expect(endedBy(known, "validation", "training", place).points.map(({ batch }) => batch)).toEqual([10]);
+    expect(endedBy(known, "profiling", "training", place)).toBe(known);
+    expect(endedBy(known, "validation", "profiling", place)).toBe(known);
+    expect(endedBy(known, "validation", "training", { ...place, attempt: 1 })).toBe(known);
+  });
+  it("notes the attempt, once", () => {
+    const read = curve("a", [10, 4]);
+    const noted = endedBy(read, "validation", "training", { batch: 5, time: 9, attempt: 1 });
+    expect([noted.points, noted.attempt]).toEqual([read.points, 1]);
+    expect(endedBy(noted, "validation", "training", { batch: 6, time: 9, attempt: 1 })).toBe(noted);
   });
 });
 

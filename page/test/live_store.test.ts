@@ -13,6 +13,11 @@ interface Opened {
   end: () => void;
 }
 
+// Resets are spread by it.
+vi.spyOn(Math, "random").mockReturnValue(0);
+const failures: unknown[] = [];
+vi.stubGlobal("reportError", (failure: unknown) => failures.push(failure));
+
 const opened: Opened[] = [];
 let refusal: Response | null = null;
 const endings: (() => void)[] = [];
@@ -143,4 +148,89 @@ it("shows why it is refused, lets the view read all the same, and tries again", 
   await vi.waitFor(() => expect(streamProblem.value).toBe(""));
   first.send("changes", "7", { agents: { rows: [], gone: ["a"], holders: {} } });
   await vi.waitFor(() => expect(agents.changes.length).toBe(1));
+});
+
+it("lets a view join a stream that is open, as one does that is made anew with each letter of a search", async () => {
+  let models = follow({ models: true });
+  const other = follow({ models: true });
+  const first = await stream(1);
+  first.send("open", "5");
+  await vi.waitFor(() => expect(models.numResets).toBe(1));
+  for (let letter = 0; letter < 3; letter++) {
+    models.end();
+    models = follow({ models: true });
+    await vi.waitFor(() => expect(models.numResets).toBe(1));
+  }
+  expect([opened.length, first.isOpen, other.numResets]).toEqual([1, true, 1]);
+  first.send("changes", "8", { models: { rows: [{ id: 1 }], gone: [] } });
+  await vi.waitFor(() => expect([models.changes.length, other.changes.length]).toEqual([1, 1]));
+  // Where the stream has to be another one, it goes on where the view has joined, not later.
+  models.end();
+  models = follow({ models: true });
+  await vi.waitFor(() => expect(models.numResets).toBe(1));
+  other.end();
+  follow({ agents: true });
+  expect((await stream(2)).query.get("cursor")).toBe("8");
+});
+
+it("reads with the stream where a view joins before it is open", async () => {
+  follow({ models: true });
+  const first = await stream(1);
+  const models = follow({ models: true });
+  await new Promise((resolve) => setTimeout(resolve));
+  expect(models.numResets).toBe(0);
+  first.send("open", "5");
+  await vi.waitFor(() => expect(models.numResets).toBe(1));
+  expect(opened.length).toBe(1);
+});
+
+it("opens a stream anew for a view of the queue, which only a new one brings whole", async () => {
+  const queue = follow({ queue: true });
+  const first = await stream(1);
+  first.send("open", "5");
+  first.send("changes", "5..a-1", { queue: { rows: [], gone: [], isWhole: true } });
+  await vi.waitFor(() => expect(queue.changes.length).toBe(1));
+  follow({ queue: true });
+  expect((await stream(2)).query.get("cursor")).toBe("5");
+});
+
+it("passes an event to the other views where one of them throws", async () => {
+  const broken = subscribe({
+    parts: { agents: true },
+    cursor: "",
+    onChanges: () => {
+      throw new Error("a defect");
+    },
+    onReset: () => {
+      throw new Error("another defect");
+    },
+  });
+  endings.push(broken);
+  const agents = follow({ agents: true });
+  const first = await stream(1);
+  first.send("open", "5");
+  await vi.waitFor(() => expect(agents.numResets).toBe(1));
+  first.send("changes", "7", { agents: { rows: [], gone: ["a"], holders: {} } });
+  await vi.waitFor(() => expect(agents.changes.length).toBe(1));
+  expect(failures.splice(0).map(String)).toEqual(["Error: another defect", "Error: a defect"]);
+  expect(opened.length).toBe(1);
+});
+
+it("spreads the reading after a reset, once for several, and not for a view that has ended", async () => {
+  const [agents, ended] = [follow({ agents: true }), follow({ agents: true })];
+  const first = await stream(1);
+  first.send("open", "5");
+  await vi.waitFor(() => expect([agents.numResets, ended.numResets]).toEqual([1, 1]));
+  vi.mocked(Math.random).mockReturnValueOnce(0.25).mockReturnValueOnce(0.25);
+  const began = performance.now();
+  first.send("reset", "7");
+  first.send("reset", "8");
+  first.send("changes", "9", { agents: { rows: [], gone: ["a"], holders: {} } });
+  await vi.waitFor(() => expect(agents.changes.length).toBe(1));
+  expect(agents.numResets).toBe(1);
+  ended.end();
+  await vi.waitFor(() => expect(agents.numResets).toBe(2));
+  // Timers count whole milliseconds.
+  expect(performance.now() - began).toBeGreaterThanOrEqual(199);
+  expect([agents.numResets, ended.numResets]).toEqual([2, 1]);
 });

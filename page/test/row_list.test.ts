@@ -79,3 +79,38 @@ it("takes each unknown row of a list that is read whole as new", () => {
   const empty = withPage(null, { rows: [], total: 0, offset: 0, snapshot: "s" });
   expect(lengthOf(withChanges(empty, { rows: [{ id: 1 }], gone: [] }, NEWEST))).toBe(1);
 });
+
+it("keeps a change of a row whose page is being read, which may be older", () => {
+  const changed = withChanges(first(), { rows: [{ id: 50, name: "renamed" }], gone: [40] }, NEWEST);
+  const late = { rows: rows(50, 1), total: 250, offset: 200, snapshot: "s" };
+  const list = withPage(changed, late);
+  expect([rowAt(list, 200)?.name, rowAt(list, 201)?.name]).toEqual(["renamed", "n49"]);
+  expect([[...list.gone], totalOf(list), list.early.size]).toEqual([[40], 249, 0]);
+  // A row that has come back is there, and the newest of several changes counts.
+  const again = withChanges(
+    changed,
+    {
+      rows: [
+        { id: 40, name: "back" },
+        { id: 50, name: "x" },
+      ],
+      gone: [],
+    },
+    NEWEST,
+  );
+  const back = withPage(again, late);
+  expect([rowAt(back, 210)?.name, rowAt(back, 200)?.name, back.gone.size]).toEqual(["back", "x", 0]);
+});
+
+it("counts no row as unplaced once its page is read", () => {
+  const sorted = withChanges(first(), { rows: [{ id: 30, name: "x" }], gone: [] }, SORTED);
+  expect(sorted.unplaced.size).toBe(1);
+  const list = withPage(sorted, { rows: rows(50, 1), total: 250, offset: 200, snapshot: "s" });
+  expect([list.unplaced.size, rowAt(list, 220)?.name]).toEqual([0, "x"]);
+});
+
+it("keeps no change for the pages of another snapshot", () => {
+  const changed = withChanges(first(), { rows: [{ id: 20, name: "old" }], gone: [] }, NEWEST);
+  const list = withPage(changed, { rows: rows(30, 11), total: 30, offset: 0, snapshot: "t" });
+  expect([rowAt(list, 10)?.name, list.early.size]).toEqual(["n20", 0]);
+});

@@ -77,6 +77,23 @@ def test_a_long_series_is_drawn_with_its_extremes_and_read_closer(page: Page, cl
     first = re.compile(rf"^{SPIKE - 2 * NEAR}$|^{SPIKE - 2 * NEAR + 1}$|^{SPIKE - 2 * NEAR - 1}$")
     expect(heads.first).to_have_text(first)
     assert heads.count() == 2 * NEAR + 1
+    # A drag that the Escape key cancels changes nothing, and neither does one that is no more than a press.
+    page.mouse.move(box["x"] + box["width"] / 4, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 3 / 4, middle, steps=5)
+    expect(figure.locator(".u-select")).not_to_have_css("width", "0px")
+    page.keyboard.press("Escape")
+    expect(figure.locator(".u-select")).to_have_css("width", "0px")
+    page.mouse.up()
+    page.mouse.click(box["x"] + box["width"] / 4, middle)
+    expect(heads.first).to_have_text(first)
+    # A drag that ends outside of the chart chooses what is inside of it.
+    page.mouse.move(box["x"] + box["width"] / 2, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] + 500, middle + 400, steps=5)
+    page.mouse.up()
+    expect(heads.first).not_to_have_text(first)
+    assert abs(heads.count() - NEAR) <= 2
     # A double click shows the whole again.
     figure.locator(".u-over").dblclick()
     expect(page.get_by_label("From batch")).to_have_value("")

@@ -122,13 +122,18 @@ def test_a_checkpoint_becomes_the_champion_of_a_model(page: Page, cluster: Clust
     page.get_by_role("button", name="Edit", exact=True).click()
     dialog.get_by_label("Labels, separated by commas").fill("vision, small")
     dialog.get_by_label("Notes, in Markdown").fill("# Why\nbecause")
-    dialog.get_by_role("button", name="Save").click()
+    # Another user's changes meanwhile stay, because only what was changed here is sent.
+    cluster.run("model", "edit", MODEL, "--label", "theirs", "--description", "also theirs")
+    with page.expect_request(lambda request: request.method == "PATCH") as sent:
+        dialog.get_by_role("button", name="Save").click()
+    assert sent.value.post_data_json == {"notes": "# Why\nbecause", "addLabels": ["small", "vision"]}
     expect(page.get_by_role("heading", name="Why")).to_be_visible()
     page.get_by_role("button", name="Archive", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("(archived)")
     assert find_faults(page) == []
     (model,) = cluster.read("model", "list", "--all")
-    assert (model["model"]["labels"], model["model"]["archived"]) == (["small", "vision"], True)
+    assert (model["model"]["labels"], model["model"]["archived"]) == (["small", "theirs", "vision"], True)
+    assert model["model"]["description"] == "also theirs"
 
 
 def test_a_user_changes_no_model_of_others(user_page: Page, cluster: Cluster) -> None:
@@ -142,13 +147,41 @@ def test_a_user_changes_no_model_of_others(user_page: Page, cluster: Cluster) ->
     expect(user_page.get_by_text("No model matches.")).to_be_visible()
 
 
+def test_models_are_offered_as_one_types(page: Page, cluster: Cluster, experiment_id: int) -> None:
+    with cluster.connect() as client:
+        for number in range(23):
+            client.create_model(f"offered {number:02d}")
+    page.goto(f"{cluster.http_url}/experiments/{experiment_id}?tab=checkpoints")
+    page.get_by_role("button", name="Register").first.click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Model; a new name makes a new model").fill("offered")
+    expect(dialog.get_by_role("status")).to_have_text("20 of 23 models offered")
+    options = dialog.locator("#own-models option")
+    expect(options).to_have_count(20)
+    dialog.get_by_role("button", name="Offer more").click()
+    expect(options).to_have_count(23)
+    dialog.get_by_label("Model; a new name makes a new model").fill("offered 07")
+    expect(dialog.get_by_role("status")).to_have_text("1 of 1 model offered")
+    assert find_faults(page) == []
+
+
 def test_a_model_is_made_and_deleted(page: Page, cluster: Cluster) -> None:
     page.goto(f"{cluster.http_url}/models")
     page.get_by_role("button", name="New model").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name").fill("brief")
     dialog.get_by_role("button", name="Create").click()
-    page.get_by_role("link", name="brief").click()
+    expect(page.get_by_role("link", name="brief")).to_be_visible()
+    streams: list[str] = []
+    page.on("request", lambda request: streams.append(request.url) if "/stream?" in request.url else None)
+    page.get_by_label("Name contains").press_sequentially("brief", delay=50)
+    expect(page.get_by_role("status").filter(has_text="1 model")).to_be_visible()
+    # What the command line makes is shown by the stream that was open before.
+    cluster.run("model", "create", "briefer")
+    expect(page.get_by_role("link", name="briefer")).to_be_visible(timeout=5_000)
+    assert streams == []
+    cluster.run("model", "delete", "briefer", "--yes")
+    page.get_by_role("link", name="brief", exact=True).click()
     page.get_by_role("button", name="Delete", exact=True).click()
     expect(dialog).to_contain_text("gangline model delete brief")
     dialog.get_by_role("button", name="Delete").click()

@@ -33,7 +33,8 @@ def check_text_change(change: TextChange) -> None:
 
 def merge_labels(labels: Iterable[str], change: TextChange) -> tuple[str, ...]:
     """Returns the labels after a change, sorted. Raises GanglineError `texts.label` for too many of them."""
-    merged = tuple(sorted({*labels, *change.add_labels} - set(change.remove_labels)))
+    before = () if change.replaces_labels else tuple(labels)
+    merged = tuple(sorted({*before, *change.add_labels} - set(change.remove_labels)))
     if len(merged) > MAX_LABELS:
         raise invalid("texts.label", f"{len(merged)} labels, at most {MAX_LABELS} are allowed; remove some")
     return merged

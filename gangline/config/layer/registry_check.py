@@ -14,6 +14,8 @@ from gangline.domain.registry import ModelVersionChange
 from gangline.errors import GanglineError, conflict, invalid, not_found
 
 MAX_ALIASES = 64
+# Of one model. All versions are in the memory of the leader and of each gateway.
+MAX_VERSIONS = 10_000
 MAX_ALIAS_LENGTH = 80
 MAX_METADATA_BYTES = 64 << 10
 MAX_VERSION_NAME_LENGTH = 80
@@ -37,6 +39,16 @@ def check_num_aliases(model_name: str, num_aliases: int) -> None:
             "model.aliases",
             f"model {model_name!r} would have {num_aliases} aliases, at most {MAX_ALIASES} are allowed; remove one "
             "with: gangline model unalias",
+        )
+
+
+def check_num_versions(model_name: str, num_versions: int) -> None:
+    """Raises GanglineError `model.versions`."""
+    if num_versions > MAX_VERSIONS:
+        raise conflict(
+            "model.versions",
+            f"model {model_name!r} would have {num_versions} versions, at most {MAX_VERSIONS} are allowed; delete some "
+            f"with: gangline model delete-version {shlex.quote(model_name)} VERSION",
         )
 
 

@@ -36,5 +36,5 @@ function readEvent(block: string): ServerEvent | null {
 
 /** Returns the milliseconds before try number `count`, from 0. random: from 0 to 1. */
 export function backoff(count: number, random: number): number {
-  return Math.min(10_000, 500 * 2 ** count) * (0.5 + random / 2);
+  return Math.min(30_000, 500 * 2 ** count) * (0.5 + random / 2);
 }

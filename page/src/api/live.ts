@@ -1,6 +1,7 @@
 /** Values of the gateway that stay up to date while a view shows them. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
+import { later, Retry } from "./again";
 import { ApiError } from "./client";
 
 export interface Live<T> {
@@ -9,16 +10,13 @@ export interface Live<T> {
   reload: () => void;
 }
 
-// A value that could not be read because the gateway is away is read again after so long.
-export const AGAIN_SECONDS = 2;
-
 /**
  * Reads a value as often as `again` is called, one reading at a time: calls during a reading lead to one more after it,
  * so that calls which come faster than a reading do not keep it from ending.
  */
 export class Readings<T> {
   private readonly ending = new AbortController();
-  private timer: ReturnType<typeof setTimeout> | undefined;
+  private readonly retry = new Retry();
   private isReading = false;
   private isOutdated = false;
 
@@ -35,23 +33,24 @@ export class Readings<T> {
 
   end(): void {
     this.ending.abort();
-    clearTimeout(this.timer);
+    this.retry.end();
   }
 
   private async read(): Promise<void> {
     this.isOutdated = this.isReading;
     if (this.isReading) return;
     this.isReading = true;
-    clearTimeout(this.timer);
+    this.retry.end();
     try {
       const value = await this.load(this.ending.signal);
       if (this.ending.signal.aborted) return;
+      this.retry.succeed();
       this.onValue(value);
     } catch (failure) {
       if (this.ending.signal.aborted) return;
       if (!(failure instanceof ApiError)) throw failure;
       this.onError(failure);
-      if (failure.isTemporary) this.timer = setTimeout(this.again, AGAIN_SECONDS * 1000);
+      if (failure.isTemporary) this.retry.soon(this.again);
     } finally {
       this.isReading = false;
     }
@@ -91,29 +90,31 @@ export function useLive<T>(key: string, load: (signal: AbortSignal) => Promise<T
   const [round, setRound] = useState(0);
   useEffect(() => {
     const ending = new AbortController();
-    let timer: ReturnType<typeof setTimeout> | undefined;
+    const retry = new Retry();
+    let cancel = () => {};
     // A window that was opened in the background is filled as well.
     let isFirst = true;
     const next = async () => {
-      let pause = seconds;
       try {
         if (isFirst || !document.hidden) {
           const value = await load(ending.signal);
           isFirst = false;
+          retry.succeed();
           setState({ key, value, error: null });
         }
       } catch (failure) {
         if (ending.signal.aborted) return;
         if (!(failure instanceof ApiError)) throw failure;
         setState((former) => ({ key, value: former.key === key ? former.value : null, error: failure }));
-        if (failure.isTemporary) pause = Math.max(seconds, AGAIN_SECONDS);
+        if (failure.isTemporary) return retry.soon(next, seconds * 1000);
       }
-      if (pause > 0 && !ending.signal.aborted) timer = setTimeout(next, pause * 1000);
+      if (seconds > 0 && !ending.signal.aborted) cancel = later(seconds * 1000, next);
     };
     void next();
     return () => {
       ending.abort();
-      clearTimeout(timer);
+      retry.end();
+      cancel();
     };
   }, [key, seconds, round]);
   const isCurrent = state.key === key;

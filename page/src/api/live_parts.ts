@@ -34,6 +34,22 @@ export interface Changes {
   metrics?: Report[];
 }
 
+/**
+ * Calls with each receiver of an event; what one throws is passed to `onFailure` once all have been called, so that a
+ * defect of one view keeps the event from no other.
+ */
+export function callAll<T>(receivers: Iterable<T>, call: (receiver: T) => void, onFailure: (failure: unknown) => void) {
+  const failures: unknown[] = [];
+  for (const receiver of [...receivers]) {
+    try {
+      call(receiver);
+    } catch (failure) {
+      failures.push(failure);
+    }
+  }
+  for (const failure of failures) onFailure(failure);
+}
+
 /** Parameters with which a stream sends no row of an experiment, and still a reset when a workspace changes. */
 const NO_EXPERIMENT: TablePart = { filter: "id = 0", fields: "id" };
 
@@ -112,6 +128,14 @@ export function startOf(subscribers: { parts: Parts; cursor: string }[]): string
 function least(texts: string[]): string {
   const numbers = texts.filter((text) => text !== "");
   return numbers.reduce((one, other) => (Number(other) < Number(one) ? other : one), numbers[0] ?? "");
+}
+
+/**
+ * Returns whether a subscriber that has read nothing can join an open stream of the same parameters: what it reads then
+ * is at least as new as the stream. One that needs the whole queue, which only a new stream begins with, cannot.
+ */
+export function canJoin({ parts, cursor }: { parts: Parts; cursor: string }): boolean {
+  return cursor === "" && !parts.queue;
 }
 
 /** Returns what of an event belongs to a subscriber's parts; null if nothing does. */

@@ -1,10 +1,10 @@
 /** Curves of metrics: their history in few points from the gateway, and later points from the stream of changes. */
 
-import { useEffect, useRef, useState } from "preact/hooks";
-import { type Curve, extended, type Range, toCurve } from "../lib/curves";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { type Curve, endedBy, extended, type Range, toCurve } from "../lib/curves";
+import { Retry } from "./again";
 import { ApiError, api } from "./client";
-import { AGAIN_SECONDS } from "./live";
-import type { Report } from "./live_parts";
+import { callAll, type Report } from "./live_parts";
 
 export interface SeriesKey {
   trialId: string;
@@ -29,7 +29,7 @@ export class ReportFeed {
 
   pass(reports: Report[] | null): void {
     this.isReady = true;
-    for (const listener of this.listeners) listener(reports);
+    callAll(this.listeners, (listener) => listener(reports), reportError);
   }
 
   listen(listener: Listener): () => void {
@@ -54,6 +54,7 @@ export function useSeries({ trialIds, metrics, range, points, nameOf, feed }: Wa
   const keys = useRef<SeriesKey[]>([]);
   const current = useRef(result.curves);
   current.current = result.curves;
+  const retry = useMemo(() => new Retry(), []);
   // Reports that come while the series is read, which may be without them; null while it is not read.
   const missed = useRef<Report[] | null>(null);
   // Another range of the same curves keeps those that are drawn until it is there.
@@ -74,11 +75,11 @@ export function useSeries({ trialIds, metrics, range, points, nameOf, feed }: Wa
     }
     // The stream of reports is open before the series is read, so no report is between the two.
     if (!feed.isReady) return;
-    let timer: ReturnType<typeof setTimeout> | undefined;
     const later: Report[] = [];
     missed.current = later;
     api.get("/api/v1/metrics/series", { query, signal: ending.signal }).then(
       ({ series }) => {
+        retry.succeed();
         missed.current = null;
         keys.current = series.map(({ trialId, group, metric }) => ({ trialId, group, metric }));
         const curves = series.map((each) => withReports(toCurve(nameOf(each), each), each, later, range));
@@ -90,12 +91,12 @@ export function useSeries({ trialIds, metrics, range, points, nameOf, feed }: Wa
         if (!(failure instanceof ApiError)) throw failure;
         missed.current = null;
         setResult((former) => ({ of, curves: former.of === of ? former.curves : null, error: failure }));
-        if (failure.isTemporary) timer = setTimeout(() => setRound((former) => former + 1), AGAIN_SECONDS * 1000);
+        if (failure.isTemporary) retry.soon(() => setRound((former) => former + 1));
       },
     );
     return () => {
       ending.abort();
-      clearTimeout(timer);
+      retry.end();
     };
   }, [key, points, round, feed]);
   useEffect(
@@ -120,12 +121,14 @@ export function useSeries({ trialIds, metrics, range, points, nameOf, feed }: Wa
 
 function withReports(curve: Curve, key: SeriesKey | undefined, reports: Report[], range: Range | null): Curve {
   let next = curve;
-  for (const { trialId, time, point } of reports) {
-    const value = point.metrics[key?.metric ?? ""];
-    if (key === undefined || trialId !== key.trialId || point.group !== key.group || value === undefined) continue;
-    const batch = point.batchesCompleted;
-    if (range !== null && (batch < range.from || batch > range.to)) continue;
-    next = extended(next, { batch, time: time ? Date.parse(time) / 1000 : 0, value });
+  for (const { trialId, time, point, attempt } of reports) {
+    if (key === undefined || trialId !== key.trialId) continue;
+    const place = { batch: point.batchesCompleted, time: time ? Date.parse(time) / 1000 : 0, attempt };
+    const value = point.metrics[key.metric];
+    if (point.group !== key.group) next = endedBy(next, key.group, point.group, place);
+    else if (value !== undefined && (range === null || (place.batch >= range.from && place.batch <= range.to))) {
+      next = extended(next, { ...place, value });
+    }
   }
   return next;
 }

@@ -4,6 +4,7 @@
  * `EventSource` cannot send a header, without which the session's cookie does not count, so this reads with `fetch`.
  */
 
+import { later } from "./again";
 import { ApiError, isConnected, send } from "./client";
 import { backoff, readEvents, type ServerEvent } from "./event_text";
 
@@ -90,9 +91,9 @@ async function withinSilence(reader: ReadableStreamDefaultReader<string>): Promi
 
 function sleep(milliseconds: number, signal: AbortSignal): Promise<void> {
   return new Promise((resolve) => {
-    const timer = setTimeout(resolve, milliseconds);
+    const cancel = later(milliseconds, resolve);
     signal.addEventListener("abort", () => {
-      clearTimeout(timer);
+      cancel();
       resolve();
     });
   });

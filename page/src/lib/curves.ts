@@ -11,6 +11,16 @@ export interface Curve {
   name: string;
   /** In the order in which they were reported. */
   points: Point[];
+  /** The newest attempt of the trial that has reported since the curve was read; absent before. */
+  attempt?: number;
+}
+
+/** Where and when something was reported. */
+interface ReportPlace {
+  batch: number;
+  time: number;
+  /** The attempt of the trial, from 1. */
+  attempt: number;
 }
 
 export type Axis = "batch" | "time";
@@ -60,11 +70,37 @@ export function smooth(curve: Curve, weight: number): Curve {
   return { name: curve.name, points };
 }
 
-/** Returns the curve with a later point; the same one if it has that point, because streams and pages overlap. */
-export function extended(curve: Curve, point: Point): Curve {
+/**
+ * Returns the curve with a later point; the same one if it has that point, because streams and pages overlap. An attempt
+ * that goes on from an older checkpoint replaces the points from its first batch on, as it does in the series that the
+ * gateway returns.
+ */
+export function extended(curve: Curve, { batch, time, attempt, value }: ReportPlace & { value: number | null }): Curve {
   const last = curve.points.at(-1);
-  if (last !== undefined && point.batch <= last.batch) return curve;
-  return { name: curve.name, points: [...curve.points, point] };
+  const isBack = last !== undefined && batch <= last.batch;
+  if (isBack && !isOfNewerAttempt(curve, { batch, time, attempt })) return curve;
+  // What an ended attempt still had to say belongs to the branch that its successor has left.
+  if (attempt < (curve.attempt ?? 0)) return curve;
+  const kept = isBack ? curve.points.filter((point) => point.batch < batch) : curve.points;
+  return { name: curve.name, points: [...kept, { batch, time, value }], attempt };
+}
+
+/** Groups that count the same batches. A newer attempt that reports in one of them ends the other one there. */
+const LINKED = ["training", "validation"];
+
+/** Returns the curve of a group after a report of another one. */
+export function endedBy(curve: Curve, group: string, other: string, place: ReportPlace): Curve {
+  if (!LINKED.includes(group) || !LINKED.includes(other)) return curve;
+  if (curve.attempt === undefined) return { ...curve, attempt: place.attempt };
+  if (place.attempt <= curve.attempt) return curve;
+  return { ...curve, points: curve.points.filter((point) => point.batch <= place.batch), attempt: place.attempt };
+}
+
+/** Whether a report is of a newer attempt than the curve. The attempts of points that were read are not known; of these
+ * an overlapping report is no newer. */
+function isOfNewerAttempt(curve: Curve, { time, attempt }: ReportPlace): boolean {
+  if (curve.attempt !== undefined) return attempt > curve.attempt;
+  return time > (curve.points.at(-1)?.time ?? 0);
 }
 
 export interface Range {

@@ -37,6 +37,11 @@ export interface RowList {
   gone: ReadonlySet<number>;
   /** Ids of changed rows that may belong to the list and whose place is not known. */
   unplaced: ReadonlySet<number>;
+  /**
+   * Changes of rows whose page has not been read, or is being read: what is read may be older. null for one that is gone.
+   * A page that is newer than such a change is followed by a further change.
+   */
+  early: ReadonlyMap<number, Row | null>;
 }
 
 export interface Order {
@@ -53,22 +58,20 @@ export function withPage(former: RowList | null, page: RowPage): RowList {
   const isSame = former !== null && former.snapshot === page.snapshot;
   const places: (Row | undefined)[] = isSame ? [...former.places] : new Array(page.total).fill(undefined);
   const placeOf = new Map(isSame ? former.placeOf : []);
+  const gone = new Set(isSame ? former.gone : []);
+  const unplaced = new Set(isSame ? former.unplaced : []);
+  const early = new Map(isSame ? former.early : []);
   for (const [index, row] of page.rows.entries()) {
-    places[page.offset + index] = row;
+    const changed = early.get(row.id);
+    places[page.offset + index] = changed ?? row;
     placeOf.set(row.id, page.offset + index);
+    if (changed === null) gone.add(row.id);
+    unplaced.delete(row.id);
+    early.delete(row.id);
   }
   const pages = new Set(isSame ? former.pages : []).add(Math.floor(page.offset / PAGE_ROWS));
-  const kept = isSame ? former : { fresh: [], gone: new Set<number>(), unplaced: new Set<number>() };
-  return {
-    snapshot: page.snapshot,
-    numPlaces: page.total,
-    places,
-    pages,
-    placeOf,
-    fresh: kept.fresh,
-    gone: kept.gone,
-    unplaced: kept.unplaced,
-  };
+  const fresh = isSame ? former.fresh : [];
+  return { snapshot: page.snapshot, numPlaces: page.total, places, pages, placeOf, fresh, gone, unplaced, early };
 }
 
 export function withChanges(list: RowList, changes: TableChanges, order: Order): RowList {
@@ -76,6 +79,7 @@ export function withChanges(list: RowList, changes: TableChanges, order: Order):
   let fresh = list.fresh;
   const gone = new Set(list.gone);
   const unplaced = new Set(list.unplaced);
+  const early = new Map(list.early);
   const newest = places[0]?.id ?? 0;
   const isWhole = list.pages.size * PAGE_ROWS >= list.numPlaces;
   for (const row of changes.rows) {
@@ -84,14 +88,18 @@ export function withChanges(list: RowList, changes: TableChanges, order: Order):
     if (place !== undefined) places[place] = row;
     else if (fresh.some((each) => each.id === row.id)) fresh = fresh.map((each) => (each.id === row.id ? row : each));
     else if (isWhole || (order.isNewestFirst && row.id > newest)) fresh = placed(fresh, row);
-    else if (order.isFiltered || !order.isNewestFirst) unplaced.add(row.id);
+    else {
+      early.set(row.id, row);
+      if (order.isFiltered || !order.isNewestFirst) unplaced.add(row.id);
+    }
   }
   for (const id of changes.gone) {
     unplaced.delete(id);
     if (fresh.some((each) => each.id === id)) fresh = fresh.filter((each) => each.id !== id);
     else if (list.placeOf.has(id)) gone.add(id);
+    else if (!isWhole) early.set(id, null);
   }
-  return { ...list, places, fresh, gone, unplaced };
+  return { ...list, places, fresh, gone, unplaced, early };
 }
 
 function placed(rows: readonly Row[], row: Row): Row[] {

@@ -2,8 +2,8 @@
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
+import { Retry } from "../api/again";
 import { ApiError, api } from "../api/client";
-import { AGAIN_SECONDS } from "../api/live";
 import type { Job } from "../api/live_parts";
 import { subscribe } from "../api/live_store";
 import { mergeQueue } from "../lib/changes";
@@ -76,7 +76,7 @@ function useHome(owner: string): State {
   useEffect(() => {
     const ending = new AbortController();
     let unsubscribe = () => {};
-    let timer: ReturnType<typeof setTimeout> | undefined;
+    const retry = new Retry();
     const read = (filter: string, sort: string, limit: number) =>
       api.get("/api/v1/tables/{table}", {
         parts: { table: "experiments" },
@@ -103,13 +103,13 @@ function useHome(owner: string): State {
         if (ending.signal.aborted) return;
         if (!(failure instanceof ApiError)) throw failure;
         setState((former) => ({ ...former, error: failure }));
-        if (failure.isTemporary) timer = setTimeout(begin, AGAIN_SECONDS * 1000);
+        if (failure.isTemporary) retry.soon(begin);
       }
     };
     void begin();
     return () => {
       ending.abort();
-      clearTimeout(timer);
+      retry.end();
       unsubscribe();
     };
   }, [key, owner]);

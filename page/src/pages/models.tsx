@@ -3,6 +3,8 @@
 import { useState } from "preact/hooks";
 import { useFollowed } from "../api/changes";
 import { api, type Schemas } from "../api/client";
+import { useLive } from "../api/live";
+import { labelChange, readLabels, textChange } from "../lib/edits";
 import { count, formatValue, shellWord } from "../lib/text";
 import { Command, Confirm, CopyButton, Empty, Loading, Name, Problem, Time } from "../parts/basic";
 import { FormDialog, Head, Same, TableFrame } from "../parts/form";
@@ -13,7 +15,7 @@ import { complain, say } from "../toast";
 import "../administration.css";
 
 type ModelRecord = Schemas["Model"];
-type Version = Schemas["ModelVersion"];
+type Version = Schemas["ModelVersionRow"];
 const PAGE_ROWS = 100;
 export function Models() {
   const query = place.value.query;
@@ -292,12 +294,7 @@ function VersionRow({ version, mayChange, isArchived, ask }: VersionRowProps) {
     <tr>
       <th scope="row">
         {number} {version.name === "" ? null : <Name text={version.name} />}
-        {version.notes === "" ? null : (
-          <details>
-            <summary>Notes of version {number}</summary>
-            <Markdown text={version.notes} />
-          </details>
-        )}
+        {version.hasNotes ? <VersionNotes version={version} /> : null}
       </th>
       <td>{version.aliases.join(", ")}</td>
       <td>
@@ -342,23 +339,48 @@ function VersionRow({ version, mayChange, isArchived, ask }: VersionRowProps) {
   );
 }
 
+/** The notes of a version, which are read when they are opened. */
+function VersionNotes({ version: { modelId, number } }: { version: Version }) {
+  const [isOpen, setOpen] = useState(false);
+  return (
+    <details open={isOpen} onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>Notes of version {number}</summary>
+      {isOpen ? <ReadNotes modelId={modelId} number={number} /> : null}
+    </details>
+  );
+}
+
+function ReadNotes({ modelId, number }: { modelId: number; number: number }) {
+  const parts = { model_id: modelId, number };
+  const load = (signal: AbortSignal) => api.get("/api/v1/models/{model_id}/versions/{number}", { parts, signal });
+  const { value, error } = useLive(`${modelId} ${number}`, load, 0);
+  if (value === null) return error === null ? <Loading /> : <Problem error={error} />;
+  return <Markdown text={value.version.notes} />;
+}
+
 interface DialogProps {
   model: ModelRecord;
   onClose: () => void;
 }
 
-function EditDialog({ model, onClose }: DialogProps) {
+/** Edits texts and labels. Only what was changed is sent. */
+function EditDialog({ model: present, onClose }: DialogProps) {
+  // What others change while the dialog is open is not the user's change.
+  const [model] = useState(present);
   const edit = async (values: FormData) => {
-    const labels = String(values.get("labels")).split(",");
-    await api.patch("/api/v1/models/{model_id}", {
-      parts: { model_id: model.id },
-      body: {
-        name: String(values.get("name")).trim(),
-        description: String(values.get("description")),
-        notes: String(values.get("notes")),
-        labels: labels.map((label) => label.trim()).filter((label) => label !== ""),
-      },
-    });
+    const { name, description, notes, labels } = model;
+    const wanted = {
+      name: String(values.get("name")).trim(),
+      description: String(values.get("description")),
+      // A browser sends line breaks of two characters.
+      notes: String(values.get("notes")).replaceAll("\r\n", "\n"),
+    };
+    const body = {
+      ...textChange({ name, description, notes: notes.replaceAll("\r\n", "\n") }, wanted),
+      ...labelChange(labels, readLabels(String(values.get("labels")))),
+    };
+    if (Object.keys(body).length === 0) return;
+    await api.patch("/api/v1/models/{model_id}", { parts: { model_id: model.id }, body });
     say(`the model ${model.name} is changed`);
   };
   return (

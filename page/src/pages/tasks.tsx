@@ -248,7 +248,13 @@ function OpenDialog({ task, onClose }: { task: Experiment; onClose: () => void }
     <Dialog title={`Open ${task.id}`} onClose={onClose}>
       <Problem error={live.error} />
       {!isReady && live.error === null ? <p role="status">It is not ready yet; this goes on by itself…</p> : null}
-      {isReady && isNotebook ? (
+      {isReady && isNotebook && basePath() !== "/" ? (
+        <p>
+          Jupyter's links begin at the root of an address, and this page is below {basePath()}. The command opens the
+          notebook at the gateway's own address.
+        </p>
+      ) : null}
+      {isReady && isNotebook && basePath() === "/" ? (
         <p>
           <a href={basePath() + path.replace(/^\//, "")} target="_blank" rel="noopener noreferrer">
             Open notebook {task.id} in a new tab

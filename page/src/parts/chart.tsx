@@ -5,10 +5,12 @@ import uPlot from "uplot";
 import { type Axis, type Curve, joinCurves } from "../lib/curves";
 import { lookOf } from "../lib/look";
 import { formatNumber } from "../lib/text";
+import { type Drag, followDrag, partBetween } from "./drag";
 import "uplot/dist/uPlot.min.css";
 
 const HEIGHT = 280;
 const TABLE_ROWS = 200;
+const LEAST_PIXELS = 5;
 
 interface Props {
   title: string;
@@ -17,8 +19,11 @@ interface Props {
   axis?: Axis;
   /** Gets a part of the axis that was chosen with the mouse. */
   onZoom?: (low: number, high: number) => void;
-  /** Gets the part of the drawn width by which a drag with the Shift key has moved the curves; above 0 to later ones. */
-  onPan?: (share: number) => void;
+  /**
+   * Gets the part of the drawn width by which a drag with the Shift key has moved the curves; above 0 to later ones.
+   * Returns whether other batches are drawn from then on.
+   */
+  onPan?: (share: number) => boolean;
   /** Gets a double click, which asks for the whole axis again. */
   onReset?: () => void;
   /** Numbers of the curves' looks, where the curves are a part of more; else they are counted. */
@@ -42,25 +47,18 @@ export function Chart(props: Props) {
     if (target === null) return;
     const options = optionsOf(target, latest.current.props);
     const ending = new AbortController();
-    const onPan = (share: number) => latest.current.props.onPan?.(share);
-    const mousedown: uPlot.Cursor.MouseListenerFactory = (self, _, select) => (event) => {
-      if (event.shiftKey && event.button === 0) pan(self, event, onPan, ending.signal);
-      else select(event);
-      return null;
-    };
-    options.cursor = { ...options.cursor, bind: { mousedown } };
     const made = new uPlot(options, latest.current.data, target);
     plot.current = made;
+    const onPress = (event: PointerEvent) => {
+      const { onPan, onZoom } = latest.current.props;
+      const drag = event.shiftKey ? onPan && panned(made, onPan) : onZoom && chosen(made, event.clientX, onZoom);
+      if (drag) followDrag(event, drag, ending.signal);
+    };
+    made.over.addEventListener("pointerdown", onPress);
     const onDouble = () => latest.current.props.onReset?.();
     made.over.addEventListener("dblclick", onDouble);
     const watching = new ResizeObserver(() => made.setSize({ width: target.clientWidth, height: HEIGHT }));
     watching.observe(target);
-    const made_hook = (self: uPlot) => {
-      const { left, width } = self.select;
-      if (width > 4) latest.current.props.onZoom?.(self.posToVal(left, "x"), self.posToVal(left + width, "x"));
-      if (width > 0) self.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-    };
-    made.hooks.setSelect = [made_hook];
     return () => {
       watching.disconnect();
       ending.abort();
@@ -89,29 +87,41 @@ export function Chart(props: Props) {
   );
 }
 
-/** Moves the curves with the mouse until its button is released. */
-function pan(plot: uPlot, start: MouseEvent, onPan: (share: number) => void, signal: AbortSignal) {
+/** Moves the curves with the pointer. Where no other batches are drawn then, they go back. */
+function panned(plot: uPlot, onPan: (share: number) => boolean): Drag | null {
   const { min, max } = plot.scales.x ?? {};
-  if (min == null || max == null) return;
-  const ending = new AbortController();
-  signal.addEventListener("abort", () => ending.abort());
-  const shareOf = (event: MouseEvent) => (start.clientX - event.clientX) / plot.over.clientWidth;
-  const move = (event: MouseEvent) => {
-    const moved = shareOf(event) * (max - min);
-    plot.setScale("x", { min: min + moved, max: max + moved });
+  const width = plot.over.clientWidth;
+  if (min == null || max == null || width === 0) return null;
+  const restore = () => plot.setScale("x", { min, max });
+  return {
+    move: (by) => {
+      const moved = (by / width) * (max - min);
+      plot.setScale("x", { min: min - moved, max: max - moved });
+    },
+    end: (by) => {
+      if (by === 0 || !onPan(-by / width)) restore();
+    },
+    cancel: restore,
   };
-  const end = (event: MouseEvent) => {
-    ending.abort();
-    if (event.clientX !== start.clientX) onPan(shareOf(event));
-  };
-  document.addEventListener("mousemove", move, { signal: ending.signal });
-  document.addEventListener("mouseup", end, { signal: ending.signal });
 }
 
-function optionsOf(
-  target: HTMLElement,
-  { curves, isLog, axis, looks, hasLegend = true, onZoom }: Props,
-): uPlot.Options {
+/** Chooses a part of the axis with the pointer. A part of fewer pixels is a press. */
+function chosen(plot: uPlot, pressedAt: number, onZoom: (low: number, high: number) => void): Drag {
+  const { left, width: whole, height } = plot.over.getBoundingClientRect();
+  const partOf = (by: number) => partBetween(pressedAt - left, by, whole);
+  const hide = () => plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+  return {
+    move: (by) => plot.setSelect({ ...partOf(by), top: 0, height }, false),
+    end: (by) => {
+      hide();
+      const part = partOf(by);
+      if (part.width >= LEAST_PIXELS) onZoom(plot.posToVal(part.left, "x"), plot.posToVal(part.left + part.width, "x"));
+    },
+    cancel: hide,
+  };
+}
+
+function optionsOf(target: HTMLElement, { curves, isLog, axis, looks, hasLegend = true }: Props): uPlot.Options {
   const style = getComputedStyle(target);
   const line = {
     stroke: style.color,
@@ -126,7 +136,8 @@ function optionsOf(
     width: target.clientWidth,
     height: HEIGHT,
     legend: { show: hasLegend },
-    cursor: { drag: { x: onZoom !== undefined, y: false, setScale: false } },
+    // Drags are followed by `followDrag`.
+    cursor: { drag: { x: false, y: false, setScale: false }, bind: { mousedown: () => () => null } },
     series: [{ label: axis === "time" ? "Time" : "Batches" }, ...series],
     axes: [line, { ...line, size: 64, values: (_, ticks) => ticks.map((tick) => formatNumber(tick)) }],
     scales: { x: { time: axis === "time" }, y: isLog ? { distr: 3 } : {} },

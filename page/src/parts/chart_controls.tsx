@@ -32,11 +32,13 @@ export function zoomOf(settings: ChartSettings, curves: Curve[]): (low: number, 
   };
 }
 
-/** Returns what a chart does after a drag: the settings get the batches that it has moved to. */
-export function panOf(settings: ChartSettings, curves: Curve[]): (share: number) => void {
+/** Returns what a chart does after a drag: the settings get the batches that it has moved to, where these are others. */
+export function panOf(settings: ChartSettings, curves: Curve[]): (share: number) => boolean {
   return (share) => {
     const range = movedBy(share, settings.range, curves);
-    if (range !== null) settings.set({ range });
+    const isOther = range !== null && (range.from !== settings.range?.from || range.to !== settings.range.to);
+    if (isOther) settings.set({ range });
+    return isOther;
   };
 }
 

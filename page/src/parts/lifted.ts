@@ -1,8 +1,9 @@
 /**
  * Moves the drawn curves of a chart without drawing them again: a hundred dashed curves take longer than a frame.
  *
- * The curves with the axis below them are copied into a strip over the chart, which the browser moves. Nothing is lost
- * by that: what lies outside of the drawn part is read only once the drag is over.
+ * The curves with the axis below them are copied into a strip, which the browser moves in a frame over the chart. The
+ * frame hides what is drawn meanwhile. Nothing is lost by that: what lies outside of the drawn part is read only once the
+ * drag is over.
  */
 
 import type uPlot from "uplot";
@@ -25,7 +26,6 @@ export function lift(plot: uPlot): Lifted | null {
   const context = strip.getContext("2d");
   if (context === null || width === 0 || height === 0) return null;
   context.drawImage(source, left, top, width, height, 0, 0, width, height);
-  plot.ctx.clearRect(left, top, width, height);
   // Drawn pixels in one CSS pixel.
   const ratio = width / plot.over.clientWidth;
   const frame = document.createElement("div");

@@ -2,31 +2,30 @@
 
 import { useState } from "preact/hooks";
 import { api } from "../api/client";
-import { useLive } from "../api/live";
-import { shellWord } from "../lib/text";
-import { hasRightsOf } from "../session";
+import { useReadAgain } from "../api/live";
+import { count, shellWord } from "../lib/text";
+import { user } from "../session";
 import { say } from "../toast";
 import { Problem } from "./basic";
 import { FormDialog, Same } from "./form";
 
-/** Models that the choice offers; more are found on the page of models. */
-const MOST_OFFERED = 1000;
+/** Models that the choice offers at a time. */
+const OFFERED = 20;
 
 export function RegisterDialog({ checkpointId, onClose }: { checkpointId: string; onClose: () => void }) {
-  const live = useLive(
-    "models to register",
-    (signal) => api.get("/api/v1/models", { query: { archived: false, limit: MOST_OFFERED }, signal }),
-    0,
-  );
   const [name, setName] = useState("");
   const [alias, setAlias] = useState("");
-  const own = (live.value?.models ?? []).filter((model) => hasRightsOf(model.username));
+  const [limit, setLimit] = useState(OFFERED);
+  const owner = user.value?.admin ? {} : { username: user.value?.username ?? "" };
+  // What matches is read anew as one types; the former models are offered until then.
+  const query = { name: name.trim(), archived: false, limit, ...owner };
+  const live = useReadAgain(JSON.stringify(query), (signal) => api.get("/api/v1/models", { query, signal }));
+  const offered = live.value?.models ?? [];
+  const total = live.value?.pagination.total ?? 0;
   const register = async (values: FormData) => {
     const wanted = name.trim();
-    const known = (await api.get("/api/v1/models", { query: { name: wanted } })).models;
-    const model =
-      known.find((each) => each.name === wanted) ??
-      (await api.post("/api/v1/models", { body: { name: wanted } })).model;
+    const [known] = (await api.get("/api/v1/models", { query: { name: wanted, exact: true } })).models;
+    const model = known ?? (await api.post("/api/v1/models", { body: { name: wanted } })).model;
     const { version } = await api.post("/api/v1/models/{model_id}/versions", {
       parts: { model_id: model.id },
       body: {
@@ -44,13 +43,31 @@ export function RegisterDialog({ checkpointId, onClose }: { checkpointId: string
       <Problem error={live.error} />
       <label>
         Model; a new name makes a new model
-        <input required list="own-models" value={name} onInput={(event) => setName(event.currentTarget.value)} />
+        <input
+          required
+          list="own-models"
+          value={name}
+          onInput={(event) => {
+            setLimit(OFFERED);
+            setName(event.currentTarget.value);
+          }}
+        />
       </label>
       <datalist id="own-models">
-        {own.map((model) => (
+        {offered.map((model) => (
           <option key={model.id} value={model.name} />
         ))}
       </datalist>
+      <div class="row">
+        <span class="quiet" role="status">
+          {live.value === null ? "Loading…" : `${offered.length} of ${count(total, "model")} offered`}
+        </span>
+        {offered.length < total ? (
+          <button type="button" onClick={() => setLimit(limit + OFFERED)}>
+            Offer more
+          </button>
+        ) : null}
+      </div>
       <label>
         Name of the version, if any <input name="version" />
       </label>

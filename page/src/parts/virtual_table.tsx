@@ -9,6 +9,7 @@ import { elementScroll, observeElementOffset, observeElementRect, Virtualizer } 
 import type { ComponentChildren } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { MIN_WIDTH } from "../lib/columns";
+import { followDrag } from "./drag";
 
 export interface Column<R> {
   id: string;
@@ -133,7 +134,7 @@ export function VirtualTable<R>(props: Props<R>) {
                   onMove={(to) => setDragged({ id: column.id, width: to })}
                   onEnd={(to) => {
                     setDragged(null);
-                    onResize(column.id, to);
+                    if (to !== null) onResize(column.id, to);
                   }}
                 />
               ) : null}
@@ -194,26 +195,22 @@ function Cell<R>({ columns, index, numPinned, role, children }: CellProps<R>) {
   );
 }
 
+interface EdgeProps {
+  width: number;
+  onMove: (to: number) => void;
+  /** to: null if the drag was cancelled. */
+  onEnd: (to: number | null) => void;
+}
+
 /** The right edge of a head, which is drawn to the wanted width. The dialog of the columns does the same by keyboard. */
-function Edge({ width, onMove, onEnd }: { width: number; onMove: (to: number) => void; onEnd: (to: number) => void }) {
-  const start = useRef<{ x: number; width: number } | null>(null);
-  const widthAt = (x: number) => (start.current === null ? width : start.current.width + x - start.current.x);
-  return (
-    <span
-      class="edge"
-      aria-hidden="true"
-      onPointerDown={(event) => {
-        event.currentTarget.setPointerCapture(event.pointerId);
-        start.current = { x: event.clientX, width };
-      }}
-      onPointerMove={(event) => start.current && onMove(Math.max(MIN_WIDTH, widthAt(event.clientX)))}
-      onPointerUp={(event) => {
-        const to = widthAt(event.clientX);
-        start.current = null;
-        onEnd(to);
-      }}
-    />
-  );
+function Edge({ width, onMove, onEnd }: EdgeProps) {
+  const widthAt = (by: number) => Math.max(MIN_WIDTH, width + by);
+  const drag = {
+    move: (by: number) => onMove(widthAt(by)),
+    end: (by: number) => onEnd(by === 0 ? null : widthAt(by)),
+    cancel: () => onEnd(null),
+  };
+  return <span class="edge" aria-hidden="true" onPointerDown={(event) => followDrag(event, drag)} />;
 }
 
 /** A cell. Row -1 is the head. */

@@ -118,14 +118,16 @@ async def find(call: Call) -> Json:
 async def patch(call: Call) -> Json:
     """Changes texts, resources and the policy of checkpoints, one after another."""
     experiment_id = call.number("id")
-    texts = {name: call.body[name] for name in ("name", "description", "notes") if call.body.get(name) is not None}
+    texts: Json = {
+        name: str(call.body[name]) for name in ("name", "description", "notes") if call.body.get(name) is not None
+    }
     labels = call.body.get("labels")
     experiment = (await call.cases.experiments.view(experiment_id)).experiment
     if texts or labels is not None:
         change = TextChange(
-            **{name: str(value) for name, value in texts.items()},
-            add_labels=tuple(label for label in labels or () if label not in experiment.labels),
-            remove_labels=tuple(label for label in experiment.labels if labels is not None and label not in labels),
+            **texts,
+            add_labels=tuple(labels or ()),
+            replaces_labels=labels is not None,
         )
         experiment = await _update(call, experiment_id, change)
     resources = {name: value for name, value in (call.body.get("resources") or {}).items() if value is not None}

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from gangline.config import ExperimentConfig, named_home, parse_config, read_config
 from gangline.config.parse import NOTHING_INHERITED
-from gangline.domain.experiment import ExperimentFilter, Inheritance, TextChange
+from gangline.domain.experiment import ExperimentFilter, Inheritance
 from gangline.domain.state import ExperimentAction, Outcome, State, TaskKind
 from gangline.errors import invalid
 from gangline.protocol.rpc import CHUNK_BYTES
@@ -127,11 +127,7 @@ async def patch_experiment(
 ) -> model.ExperimentAnswer:
     """Changes the experiment's resources while it lives, or at any time its name, description, notes and labels, or
     what it keeps. Checkpoints that a new policy does not keep are deleted; `preview-gc` lists them before."""
-    present = (await cases.experiments.view(experiment_id)).experiment
-    change = body.change(present.labels)
-    if change == TextChange():
-        return model.ExperimentAnswer(experiment=model.Experiment.model_validate(present))
-    return await _change(cases, experiment_id, change)
+    return await _change(cases, experiment_id, body.change())
 
 
 @router.post("/experiments/{experiment_id}/kill", tags=["experiments"])

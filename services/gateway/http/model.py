@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, computed_field
 from pydantic.alias_generators import to_camel
 
 from gangline.domain import allocation, experiment, history, resource, search, state, task, usage, view
-from gangline.errors import Effect
+from gangline.errors import Effect, invalid
 from services.gateway.http.answer import Answer, Document
 from services.gateway.http.description import Described
 
@@ -35,6 +35,18 @@ class Body(Described):
         if example is not None:
             assert cls.__name__ not in BODY_EXAMPLES
             BODY_EXAMPLES[cls.__name__] = example
+
+
+def label_change(labels: list[str] | None, added: list[str], removed: list[str]) -> dict[str, Any]:
+    """Returns the fields of a record's change that concern labels. labels: all of them; None leaves those that are
+    neither added nor removed. Raises GanglineError `request.labels`."""
+    if labels is not None and (added or removed):
+        raise invalid("request.labels", "give either labels, which replaces all, or addLabels and removeLabels")
+    return {
+        "add_labels": tuple(added if labels is None else labels),
+        "remove_labels": tuple(removed),
+        "replaces_labels": labels is not None,
+    }
 
 
 class Experiment(

@@ -5,8 +5,6 @@ A job is one trial that holds slots or waits for them, under the names that Dete
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
@@ -17,7 +15,7 @@ from gangline.domain.state import State
 from gangline.domain.task import Task
 from gangline.errors import invalid
 from services.gateway.http.answer import Answer, Instant
-from services.gateway.http.model import INT64_MAX, Agent, Body, Experiment, Reason, Slot
+from services.gateway.http.model import INT64_MAX, Agent, Body, Experiment, Reason, Slot, label_change
 
 JobId = Annotated[
     int, Field(ge=1, le=INT64_MAX, strict=False, description="The experiment's id; a number, or the same as text.")
@@ -59,14 +57,15 @@ class PatchExperiment(Body, example={"name": "digits, long", "labels": ["night"]
     description: str | None = None
     notes: str | None = None
     labels: list[str] | None = None  # all labels that the experiment has then
+    add_labels: list[str] = Field(default_factory=list)  # a label that is there already stays
+    remove_labels: list[str] = Field(default_factory=list)  # a label that is not there is no error
 
-    def change(self, present: Iterable[str]) -> ResourceChange | TextChange | RetentionChange:
-        """Returns the only change. present: the labels by now. Raises GanglineError `request.one_change`."""
-        texts = TextChange(self.name, self.description, self.notes)
-        if self.labels is not None:
-            texts = replace(texts, add_labels=tuple(self.labels), remove_labels=tuple({*present} - {*self.labels}))
+    def change(self) -> ResourceChange | TextChange | RetentionChange:
+        """Returns the only change. Raises GanglineError `request.one_change`."""
+        labels = label_change(self.labels, self.add_labels, self.remove_labels)
+        texts = TextChange(self.name, self.description, self.notes, **labels)
         changes: list[ResourceChange | TextChange | RetentionChange] = []
-        if texts != TextChange() or self.labels is not None:
+        if texts != TextChange():
             changes.append(texts)
         if self.resources is not None:
             wanted = self.resources

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import Field
+from pydantic import AliasPath, Field
 
 from gangline.domain import registry
 from gangline.domain.registry import ModelChange, ModelFilter, ModelVersionChange, ModelVersionView, ModelView
 from gangline.domain.state import ProjectAction
 from services.gateway.http.admission import Cases, KeyedCases
-from services.gateway.http.answer import Answer
-from services.gateway.http.model import Body, Int64
+from services.gateway.http.answer import Answer, Document
+from services.gateway.http.model import Body, Int64, label_change
 from services.gateway.http.page import Limit, Offset, Pagination, describe_page
 from services.gateway.http.route import ERRORS, Route
 from services.gateway.usecase.bundle import UserCases
@@ -25,24 +25,39 @@ router = APIRouter(prefix="/api/v1", tags=["models"], route_class=Route, respons
 class ModelAlias(Answer, record=registry.ModelAlias): ...
 
 
-class Model(
+class ModelRow(
     Answer,
     record=ModelView,
-    shows="id=model.id name=model.name description=model.description notes=model.notes labels=model.labels "
-    "metadata=model.metadata_json username=model.owner archived=model.archived workspace_id=model.workspace_id "
-    "workspace_name created_at=model.created_at updated_at=model.updated_at num_versions newest_version "
-    "aliases=model.aliases",
-): ...
+    shows="id=model.id name=model.name description=model.description labels=model.labels username=model.owner "
+    "archived=model.archived workspace_id=model.workspace_id workspace_name created_at=model.created_at "
+    "updated_at=model.updated_at num_versions newest_version aliases=model.aliases",
+):
+    """Shows a model in a list, without its notes and its metadata."""
 
 
-class ModelVersion(
+class Model(ModelRow):
+    """Joins a model with its workspace and its versions' numbers."""
+
+    notes: str = Field(validation_alias=AliasPath("model", "notes"))  # Markdown
+    metadata: Document = Field(validation_alias=AliasPath("model", "metadata_json"))
+
+
+class ModelVersionRow(
     Answer,
     record=ModelVersionView,
-    shows="model_id=version.model_id model_name number=version.number name=version.name notes=version.notes "
-    "metadata=version.metadata_json aliases checkpoint_id=version.checkpoint_id trial_id=version.trial_id "
-    "experiment_id=version.experiment_id total_batches=version.batches_completed metrics=version.metrics_json "
-    "username=version.owner created_at=version.created_at",
-): ...
+    shows="model_id=version.model_id model_name number=version.number name=version.name has_notes=version.has_notes "
+    "aliases checkpoint_id=version.checkpoint_id trial_id=version.trial_id experiment_id=version.experiment_id "
+    "total_batches=version.batches_completed metrics=version.metrics_json username=version.owner "
+    "created_at=version.created_at",
+):
+    """Shows a version in a list, without its notes and its metadata."""
+
+
+class ModelVersion(ModelVersionRow):
+    """Joins a version with its model."""
+
+    notes: str = Field(validation_alias=AliasPath("version", "notes"))  # Markdown
+    metadata: Document = Field(validation_alias=AliasPath("version", "metadata_json"))
 
 
 class ModelAnswer(Answer):
@@ -50,7 +65,7 @@ class ModelAnswer(Answer):
 
 
 class ModelList(Answer):
-    models: list[Model]
+    models: list[ModelRow]
     pagination: Pagination
 
 
@@ -59,7 +74,7 @@ class ModelVersionAnswer(Answer):
 
 
 class ModelVersionList(Answer):
-    versions: list[ModelVersion]
+    versions: list[ModelVersionRow]
     pagination: Pagination
 
 
@@ -68,7 +83,7 @@ class Removed(Answer):
 
 
 class ModelBody(Body, example={"name": "mnist", "description": "digits", "labels": ["vision"]}):
-    """Absent fields stay as they are."""
+    """Describes a new model."""
 
     name: str | None = None
     description: str | None = None
@@ -76,6 +91,13 @@ class ModelBody(Body, example={"name": "mnist", "description": "digits", "labels
     workspace: str | None = None  # name of the workspace; Uncategorized for a new model that names none
     metadata: dict[str, Any] | None = None  # replaces all metadata
     labels: list[str] | None = None  # all of them
+
+
+class ModelPatch(ModelBody, example={"description": "digits", "addLabels": ["vision"], "removeLabels": ["draft"]}):
+    """Absent fields stay as they are."""
+
+    add_labels: list[str] = Field(default_factory=list)  # a label that is there already stays
+    remove_labels: list[str] = Field(default_factory=list)  # a label that is not there is no error
 
 
 class ModelVersionBody(Body, example={"name": "first good one", "notes": "trained on *all* data"}):
@@ -105,6 +127,7 @@ async def list_models(
     cases: Cases,
     *,
     name: Annotated[str, Query(description="Only models whose name contains this, whatever the case")] = "",
+    exact: Annotated[bool, Query(description="Only the model whose whole name is `name`")] = False,
     workspace: Annotated[str, Query(description="Only models of the workspace of this name")] = "",
     username: Annotated[str, Query(description="Only models of this user")] = "",
     labels: Annotated[list[str], Query(description="Only models with all of these labels")] = [],  # noqa: B006 - FastAPI copies it
@@ -112,9 +135,9 @@ async def list_models(
     offset: Offset = 0,
     limit: Limit = 0,
 ) -> ModelList:
-    """Lists models by name. archived: only archived ones, or only the others."""
+    """Lists models by name, without notes and metadata. archived: only archived ones, or only the others."""
     wanted = ModelFilter(name, workspace, username, tuple(labels), archived)
-    views, total = await cases.registry.list_models(wanted, offset, limit)
+    views, total = await cases.registry.list_models(wanted, offset, limit, is_exact=exact)
     return ModelList.model_validate({"models": views, "pagination": describe_page(offset, limit, len(views), total)})
 
 
@@ -126,14 +149,16 @@ async def get_model(model_id: Int64, cases: Cases) -> ModelAnswer:
 @router.post("/models")
 async def post_model(body: ModelBody, cases: KeyedCases) -> ModelAnswer:
     """Creates a model. The same Idempotency-Key creates nothing twice."""
-    created = await cases.registry.update_model(ProjectAction.CREATE, change=_change(body, ()))
+    created = await cases.registry.update_model(ProjectAction.CREATE, change=_change(body))
     return await _model_answer(cases, created.id if created is not None else 0)
 
 
 @router.patch("/models/{model_id}")
-async def patch_model(model_id: Int64, body: ModelBody, cases: KeyedCases) -> ModelAnswer:
-    present = (await cases.registry.find_model(model_id=model_id)).model
-    await cases.registry.update_model(ProjectAction.EDIT, model_id, _change(body, present.labels))
+async def patch_model(model_id: Int64, body: ModelPatch, cases: KeyedCases) -> ModelAnswer:
+    """Changes a model. `addLabels` and `removeLabels` leave the labels that others set meanwhile; `labels` replaces
+    all."""
+    change = replace(_change(body), **label_change(body.labels, body.add_labels, body.remove_labels))
+    await cases.registry.update_model(ProjectAction.EDIT, model_id, change)
     return await _model_answer(cases, model_id)
 
 
@@ -161,7 +186,7 @@ async def unarchive_model(model_id: Int64, cases: KeyedCases) -> ModelAnswer:
 async def list_model_versions(
     model_id: Int64, cases: Cases, *, offset: Offset = 0, limit: Limit = 0
 ) -> ModelVersionList:
-    """Lists the versions of a model, the newest first."""
+    """Lists the versions of a model without notes and metadata, the newest first."""
     views, total = await cases.registry.list_versions(model_id, "", offset, limit)
     return ModelVersionList.model_validate(
         {"versions": views, "pagination": describe_page(offset, limit, len(views), total)}
@@ -176,7 +201,7 @@ async def list_versions(
     offset: Offset = 0,
     limit: Limit = 0,
 ) -> ModelVersionList:
-    """Lists the versions of all models, by model, the newest first."""
+    """Lists the versions of all models without notes and metadata, by model, the newest first."""
     views, total = await cases.registry.list_versions(None, checkpoint_id, offset, limit)
     return ModelVersionList.model_validate(
         {"versions": views, "pagination": describe_page(offset, limit, len(views), total)}
@@ -238,16 +263,14 @@ async def delete_model_alias(model_id: Int64, alias: str, cases: KeyedCases) -> 
     return await _model_answer(cases, model_id)
 
 
-def _change(body: ModelBody, present_labels: Sequence[str]) -> ModelChange:
-    labels = present_labels if body.labels is None else body.labels
+def _change(body: ModelBody) -> ModelChange:
     return ModelChange(
         name=body.name,
         description=body.description,
         notes=body.notes,
         workspace=body.workspace,
         metadata_json=_text(body.metadata),
-        add_labels=tuple(label for label in labels if label not in present_labels),
-        remove_labels=tuple(label for label in present_labels if label not in labels),
+        **label_change(body.labels, [], []),
     )
 
 

@@ -200,7 +200,7 @@ class Projects:
         return read_experiment(answer.experiment)
 
     async def _found(self, find: Callable[[], T], key: str = keys.NEXT_PROJECT) -> T:
-        """Returns what `find_confirmed` returns. Every creation changes the counter of ids."""
+        """Returns what `find_confirmed` returns. Every creation and every new name changes the counter of ids."""
         return await find_confirmed(self._mirror, find, key)
 
     def _workspaces(self) -> list[Workspace]:

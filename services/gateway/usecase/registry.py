@@ -21,7 +21,7 @@ from gangline.domain.registry import (
     version_id,
 )
 from gangline.domain.state import ProjectAction
-from gangline.errors import not_found
+from gangline.errors import ErrorKind, GanglineError, not_found
 from gangline.protocol import wire
 from gangline.v1 import registry_pb2 as pb
 from services.common import keys
@@ -41,10 +41,19 @@ class Registry:
         self._mirror = mirror
         self._leader = leader
 
-    async def list_models(self, wanted: ModelFilter, offset: int = 0, limit: int = 0) -> tuple[list[ModelView], int]:
-        """Returns a page of the models that match, by name, and how many match. limit: 0 for all. Raises GanglineError
-        `workspace.not_found`."""
+    async def list_models(
+        self, wanted: ModelFilter, offset: int = 0, limit: int = 0, *, is_exact: bool = False
+    ) -> tuple[list[ModelView], int]:
+        """Returns a page of the models that match, by name, and how many match. limit: 0 for all. is_exact: only the
+        model whose whole name is that of the filter. Raises GanglineError `workspace.not_found`."""
         chosen_id = 0
+        if is_exact:
+            # Another gateway may have created it, or given it this name.
+            try:
+                await self._named(wanted.name_contains)
+            except GanglineError as error:
+                if error.kind is not ErrorKind.NOT_FOUND:
+                    raise
         if wanted.workspace:
             workspace = await find_confirmed(
                 self._mirror,
@@ -56,7 +65,9 @@ class Registry:
             (
                 model
                 for model in self._mirror.state.models.all()
-                if wanted.matches(model) and chosen_id in (0, model.workspace_id)
+                if wanted.matches(model)
+                and chosen_id in (0, model.workspace_id)
+                and not (is_exact and model.name != wanted.name_contains)
             ),
             key=lambda model: (model.name.casefold(), model.name),
         )

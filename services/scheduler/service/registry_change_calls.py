@@ -58,9 +58,11 @@ class RegistryChangeCalls(ProjectChangeCalls):
             wire.from_proto(ModelVersionChange, request.change),
             tuple(request.aliases),
         )
-        await term.store.commit_asked(lambda records: change_version(records, asked))
+        change = await term.store.commit_asked(lambda records: change_version(records, asked))
         if action is ProjectAction.CREATE:
-            version = version_of_request(term.state, request.model_id, request.request_id)
+            # A repeated request changes nothing, and is answered with what it has made before.
+            made = next(change.all_of(ModelVersion), None)
+            version = made or version_of_request(term.state, request.model_id, request.request_id)
         else:
             version = term.state.find(ModelVersion, version_id(request.model_id, request.number))
         _log.info(
@@ -108,6 +110,9 @@ def _wanted(change: ModelChange) -> dict[str, Any]:
         "workspace_id": change.workspace,
         "metadata_json": change.metadata_json,
     }
-    if change.add_labels or change.remove_labels:
-        wanted["labels"] = TextChange(add_labels=change.add_labels, remove_labels=change.remove_labels)
+    labels = TextChange(
+        add_labels=change.add_labels, remove_labels=change.remove_labels, replaces_labels=change.replaces_labels
+    )
+    if labels != TextChange():
+        wanted["labels"] = labels
     return {name: value for name, value in wanted.items() if value is not None}

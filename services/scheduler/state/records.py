@@ -136,6 +136,10 @@ class Records(Protocol):
         """Returns the versions of models that name this checkpoint, ordered by id."""
         ...
 
+    def versions_of_model(self, model_id: int) -> list[ModelVersion]:
+        """Returns the model's versions, in no particular order."""
+        ...
+
 
 def get(records: Records, record_type: type[R], record_id: Id) -> R:
     """Returns the record. Raises GanglineError `<record type>.not_found`."""
@@ -179,6 +183,7 @@ class SchedulerState:
     _num_deleted_before: int = 0
     _beginning_ids: defaultdict[str, set[int]] = field(default_factory=_sets)
     _version_ids: defaultdict[str, set[str]] = field(default_factory=_sets)  # by the checkpoint that they name
+    _model_version_ids: defaultdict[int, set[str]] = field(default_factory=_sets)
     num_changes: int = 0  # number of changes of experiments' records since the state was made
     _changed: dict[int, int] = field(default_factory=dict)
 
@@ -238,6 +243,9 @@ class SchedulerState:
     def versions_of_checkpoint(self, checkpoint_id: str) -> list[ModelVersion]:
         return [self.tables[ModelVersion][key] for key in sorted(self._version_ids.get(checkpoint_id, ()))]
 
+    def versions_of_model(self, model_id: int) -> list[ModelVersion]:
+        return [self.tables[ModelVersion][key] for key in self._model_version_ids.get(model_id, ())]
+
     def changed_since(self, num_changes: int) -> Iterator[int]:
         """Yields the experiments of which a record changed after the count of changes was `num_changes`, the latest
         first.
@@ -285,6 +293,7 @@ class SchedulerState:
                     self._beginning_ids[record.source_checkpoint_id].add(record.experiment_id)
             case ModelVersion():
                 self._version_ids[record.checkpoint_id].add(record.id)
+                self._model_version_ids[record.model_id].add(record.id)
             case Experiment():
                 if record.request_id:
                     self._experiment_ids[record.request_id] = record.id
@@ -306,6 +315,7 @@ class SchedulerState:
                     self._beginning_ids[record.source_checkpoint_id].discard(record.experiment_id)
             case ModelVersion():
                 self._version_ids[record.checkpoint_id].discard(record.id)
+                self._model_version_ids[record.model_id].discard(record.id)
             case Experiment():
                 self._trial_ids.pop(record.id, None)
                 self._unended_ids.pop(record.id, None)
@@ -430,3 +440,9 @@ class Draft:
         new = (record for record in self._puts.values() if isinstance(record, ModelVersion))
         there |= {version.id: version for version in new if version.checkpoint_id == checkpoint_id}
         return [there[key] for key in sorted(there) if (ModelVersion, key) not in self._deletes]
+
+    def versions_of_model(self, model_id: int) -> list[ModelVersion]:
+        there = {version.id: version for version in self._base.versions_of_model(model_id)}
+        new = (record for record in self._puts.values() if isinstance(record, ModelVersion))
+        there |= {version.id: version for version in new if version.model_id == model_id}
+        return [version for key, version in there.items() if (ModelVersion, key) not in self._deletes]

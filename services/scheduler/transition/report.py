@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from gangline.domain.allocation import Allocation, Wait
 from gangline.domain.experiment import BestValidation, Checkpoint, Experiment, Trial
@@ -36,7 +37,7 @@ from services.scheduler.transition.length import (
 from services.scheduler.transition.search import tell
 from services.scheduler.transition.strategy_step import new_choice
 
-# Keeps the trial's record well below the limit of an etcd transaction.
+# Keeps a record with metrics well below the limit of an etcd transaction.
 MAX_VALIDATION_BYTES = 16 << 10
 # Longest text of a wait, in characters.
 MAX_WAIT_CHARACTERS = 1000
@@ -114,7 +115,7 @@ def validated(
     metrics, batches_completed = validation.metrics, validation.batches_completed
     metric = _finite(metrics.get(settled.searcher.metric))
     trial = _reached(trial, max(trial.batches_completed, batches_completed))
-    trial = replace(trial, validation_json=_bounded(metrics, settled.searcher.metric))
+    trial = replace(trial, validation_json=bounded_metrics(metrics, settled.searcher.metric))
     has_operation = units is not None
     units = _units_of(settled.searcher, metrics, batches_completed, units)
     reach = TrialReach(batches_completed, units, has_operation)
@@ -316,10 +317,10 @@ def _tell(draft: Draft, trial: Trial, event: SearchEvent, rules: Rules, now: flo
         settle_experiment(draft, trial.experiment_id, now)
 
 
-def _bounded(metrics: Mapping[str, float], metric: str) -> str:
-    """Returns as JSON the searcher's metric and as many others as a record of the state should hold. All of them are in
-    the history; a large record here would prevent every later change of its trial from being written."""
-    kept: dict[str, float] = {}
+def bounded_metrics(metrics: Mapping[str, Any], metric: str) -> str:
+    """Returns as JSON this metric, which is the searcher's, and as many others as a record of the state should hold. A
+    large record would prevent every later change of its trial or model from being written."""
+    kept: dict[str, Any] = {}
     num_bytes = 0
     for name in sorted(metrics, key=lambda name: (name != metric, name)):
         num_bytes += len(json.dumps({name: metrics[name]}))

@@ -260,6 +260,52 @@ async def test_the_http_api_pages_changes_and_streams(bench: Bench) -> None:
         await events.aclose()
 
 
+async def test_lists_have_no_texts_that_they_do_not_show(bench: Bench) -> None:
+    async with bench.http as http:
+        long = {"notes": "n" * 10_000, "metadata": {"m": "x" * 10_000}}
+        await http.post("/models", json={"name": "mnist", **long})
+        await http.post("/models/1/versions", json={"checkpointUuid": "c01", **long})
+        await http.post("/models/1/versions", json={"checkpointUuid": "c02"})
+        (row,) = (await http.get("/models")).json()["models"]
+        versions = (await http.get("/models/1/versions")).json()["versions"]
+        of_all = (await http.get("/model-versions")).json()["versions"]
+        for each in (row, *versions, *of_all):
+            assert not {"notes", "metadata"} & each.keys()
+        assert [each["hasNotes"] for each in versions] == [False, True]
+        assert {**row, **long} == (await http.get("/models/1")).json()["model"]
+        assert {**versions[1], **long} == (await http.get("/models/1/versions/1")).json()["version"]
+
+
+async def test_a_model_is_found_by_its_whole_name(bench: Bench) -> None:
+    async with bench.http as http:
+        for name in ("net", "a net", "Net"):
+            await http.post("/models", json={"name": name})
+        for name, found in (("net", ["net"]), ("ne", []), ("NET", [])):
+            page = (await http.get("/models", params={"name": name, "exact": True})).json()
+            assert ([each["name"] for each in page["models"]], page["pagination"]["total"]) == (found, len(found))
+
+
+async def test_labels_that_another_user_sets_meanwhile_stay(bench: Bench) -> None:
+    async with bench.http as http:
+        await http.post("/models", json={"name": "mnist", "labels": ["a"]})
+        async with asyncio.TaskGroup() as group:
+            for number in range(8):
+                group.create_task(http.patch("/models/1", json={"addLabels": [f"b{number}"], "removeLabels": ["a"]}))
+        labels = (await http.get("/models/1")).json()["model"]["labels"]
+        assert labels == [f"b{number}" for number in range(8)]
+        assert (await http.patch("/models/1", json={"labels": []})).json()["model"]["labels"] == []
+        both = await http.patch("/models/1", json={"labels": ["x"], "addLabels": ["y"]})
+        assert (both.status_code, both.json()["code"]) == (400, "request.labels")
+        # An experiment's labels alike.
+        answer = await http.patch("/experiments/1", json={"labels": ["a", "b"]})
+        assert answer.status_code == 200, answer.text
+        async with asyncio.TaskGroup() as group:
+            for number in range(4):
+                group.create_task(http.patch("/experiments/1", json={"addLabels": [f"c{number}"]}))
+        changed = await http.patch("/experiments/1", json={"removeLabels": ["a"]})
+        assert changed.json()["experiment"]["labels"] == ["b", "c0", "c1", "c2", "c3"]
+
+
 async def _changes(http: httpx.AsyncClient) -> AsyncGenerator[dict[str, Any], None]:
     """Yields the data of the stream's events about models."""
     async with http.stream("GET", "/stream", params={"models": True}) as answer:

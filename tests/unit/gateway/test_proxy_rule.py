@@ -46,7 +46,7 @@ def test_the_token_leaves_the_address() -> None:
 def test_nothing_that_authenticates_a_user_reaches_the_task() -> None:
     given: Headers = [
         (b"host", HOST), (b"authorization", b"Bearer secret"),
-        (b"cookie", b"gangline_proxy=secret; gangline_session_5b3f=secret; _xsrf=2"),
+        (b"cookie", b"gangline_proxy_5b3f=secret; gangline_session_5b3f=secret; _xsrf=2"),
         (b"Cookie", b"gangline_proxy=secret"), (b"connection", b"keep-alive"), (b"x-xsrftoken", b"2"),
     ]  # fmt: skip
     kept = request_headers(given)
@@ -67,6 +67,7 @@ def test_nothing_that_authenticates_a_user_reaches_the_task() -> None:
         ("a=1; Path=/proxy/12/../13/", "a=1; Path=/proxy/12/"),
         ("a=1; Domain=example.org; Secure", "a=1; Secure; Path=/proxy/12/"),
         ("gangline_proxy=mine; Path=/proxy/12/", ""),
+        ("gangline_proxy_5b3f=mine; Path=/proxy/12/", ""),
         ("gangline_proxy\t=mine", ""),
         ("gangline_session_5b3f=mine; Path=/api/", ""),
         ("=gangline_proxy=mine", ""),
@@ -112,10 +113,16 @@ def test_an_upgrade_keeps_its_connection() -> None:
 
 
 def test_our_cookie_is_of_one_path_and_out_of_reach_of_scripts() -> None:
-    cookie = own_cookie("t.k", TARGET, 60, is_secure=True)
-    assert cookie == b"gangline_proxy=t.k; Path=/proxy/12/; Max-Age=60; HttpOnly; SameSite=Lax; Secure"
-    assert cookie_of([(b"cookie", b"a=1; gangline_proxy=t.k")]) == "t.k"
-    assert cookie_of([(b"cookie", b"xgangline_proxy=t.k")]) == ""
+    cookie = own_cookie("t.k", "5b-3f", TARGET, 60, is_secure=True)
+    assert cookie == b"gangline_proxy_5b-3f=t.k; Path=/proxy/12/; Max-Age=60; HttpOnly; SameSite=Lax; Secure"
+    assert cookie_of([(b"cookie", b"a=1; gangline_proxy_5b-3f=t.k")], "5b-3f") == "t.k"
+    assert cookie_of([(b"cookie", b"xgangline_proxy_5b-3f=t.k")], "5b-3f") == ""
+
+
+def test_a_cookie_of_another_cluster_on_this_host_proves_nothing() -> None:
+    sent = [(b"cookie", b"gangline_proxy_aa=other; gangline_proxy_bb=own; gangline_proxy=old")]
+    assert [cookie_of(sent, cluster_id) for cluster_id in ("aa", "bb", "cc")] == ["other", "own", ""]
+    assert request_headers(sent) == [(b"connection", b"close")]
 
 
 @pytest.mark.parametrize(

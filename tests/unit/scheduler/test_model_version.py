@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gangline.config.layer.registry_check import MAX_ALIASES
-from gangline.domain.experiment import Checkpoint, Experiment, ProjectCounter, TextChange, Trial, Workspace
-from gangline.domain.named_kind import MODEL, WORKSPACE
+from gangline.domain.experiment import Checkpoint, Experiment, ProjectCounter, Template, TextChange, Trial, Workspace
+from gangline.domain.named_kind import MODEL, TEMPLATE, WORKSPACE, NamedKind
 from gangline.domain.registry import Model, ModelAlias, ModelVersion, ModelVersionChange
 from gangline.domain.state import CheckpointState, DeletionStage, Outcome, ProjectAction, State
 from gangline.errors import ErrorKind, GanglineError
@@ -30,6 +30,7 @@ from services.scheduler.transition.project.model_version import (
 from services.scheduler.transition.project.named_change import change_named
 from services.scheduler.transition.project.rule import Caller, NamedChange
 from services.scheduler.transition.removal import delete_experiment
+from services.scheduler.transition.report import MAX_VALIDATION_BYTES
 from tests.support.scheduler import config_json
 
 ANN = Caller("ann", False, "r1")
@@ -95,6 +96,73 @@ def test_a_version_has_what_its_checkpoint_says() -> None:
             aliases=(ModelAlias("best", 1), ModelAlias("champion", 1)),
         ),
     }  # fmt: skip
+
+
+def test_a_version_keeps_as_many_metrics_as_a_report() -> None:
+    """A large record would prevent every later change of the version from being written."""
+    metrics = {f"a{number:06d}" + "x" * 90: 0.1 for number in range(4600)} | {"loss": 0.5}
+    large = replace(CHECKPOINTS[1], metadata_json=json.dumps({"validation_metrics": metrics}))
+    imported = replace(large, id="i1", trial_id="", experiment_id=0)
+    for checkpoint in (large, imported):
+        (version,) = change_version(_state(large, imported), _register(checkpoint.id)).all_of(ModelVersion)
+        assert MAX_VALIDATION_BYTES // 2 < len(version.metrics_json) <= MAX_VALIDATION_BYTES
+        # The searcher's metric of the experiment is not among the first by name.
+        assert json.loads(version.metrics_json).get("loss") == (0.5 if checkpoint is large else None)
+
+
+def test_versions_of_a_model_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gangline.config.layer.registry_check.MAX_VERSIONS", 2)
+    state = _state(Model(2, "other model", "ann"), ModelVersion("2.1", 2, 1, "c1"))
+    for number in (1, 2):
+        _apply(state, change_version(state, _register(caller=Caller("ann", False, f"n{number}"))))
+    third = _register(caller=Caller("ann", False, "n3"))
+    assert _refusal(lambda: change_version(state, third), "model.versions") == (
+        "model 'mnist' would have 3 versions, at most 2 are allowed; delete some with: gangline model delete-version "
+        "mnist VERSION"
+    )
+    # A repeated request is no further version, and another model has its own.
+    assert not change_version(state, _register(caller=Caller("ann", False, "n2")))
+    assert change_version(state, replace(third, model_id=2))
+    _apply(state, change_version(state, VersionRequest(DELETE, ADMIN, 9.0, 1, 1)))
+    assert change_version(state, third)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (MODEL, "there are 2 models, and no more are allowed; delete some first with: gangline model delete"),
+        (
+            WORKSPACE,
+            "there are 2 workspaces, and no more are allowed; delete some first with: gangline workspace delete",
+        ),
+        (TEMPLATE, "there are 2 templates, and no more are allowed; remove some first with: gangline template remove"),
+    ],
+    ids=["model", "workspace", "template"],
+)
+def test_named_records_are_bounded(kind: NamedKind[Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.scheduler.transition.project.named_change.MAX_RECORDS", 2)
+    state = _state(Model(2, "second", "ann"), Template("first", "ann"), Template("second", "ann"))
+    name: dict[str, Any] = {} if kind.is_numbered else {"key": "third"}
+    third = NamedChange(kind, CREATE, ANN, (), 9.0, **name, wanted={"name": "third"})
+    assert _refusal(lambda: change_named(state, third), f"{kind.noun}.number") == message
+    # What is there is changed all the same.
+    settings = {"config_json": json.dumps({"max_restarts": 1})}
+    key, wanted = (2, {"name": "third"}) if kind.is_numbered else ("second", settings)
+    assert change_named(state, replace(third, action=EDIT, key=key, wanted=wanted))
+
+
+def test_a_new_name_is_confirmed_by_the_counter() -> None:
+    """A gateway that does not find a name waits for the newest value of the counter."""
+    state = _state()
+    kinds: tuple[tuple[NamedKind[Any], int], ...] = ((MODEL, 1), (WORKSPACE, 2))
+    for number, (kind, key) in enumerate(kinds, 1):
+        for name, is_new in (("renamed", True), ("renamed", False)):
+            edit = NamedChange(kind, EDIT, Caller("ann", False, f"{key}{is_new}"), (), 9.0, key, {"name": name})
+            change = change_named(state, edit)
+            assert [counter.num_renames for counter in change.all_of(ProjectCounter)] == ([number] if is_new else [])
+            _apply(state, change)
+    text = NamedChange(MODEL, EDIT, ADMIN, (), 9.0, 1, {"description": "d"})
+    assert not change_named(state, text).touches(ProjectCounter)
 
 
 def test_numbers_are_never_given_again() -> None:
@@ -220,6 +288,29 @@ def test_a_draft_shows_versions_as_they_will_be() -> None:
     assert [version.id for version in draft.versions_of_checkpoint("c2")] == ["1.1", "1.2"]
     draft.delete(ModelVersion, "1.1")
     assert [version.id for version in draft.versions_of_checkpoint("c2")] == ["1.2"]
+
+
+def test_versions_are_found_by_their_model() -> None:
+    state = _state(ModelVersion("1.1", 1, 1, "c1"), ModelVersion("2.1", 2, 1, "c1"))
+    draft = Draft(state)
+    draft.put(ModelVersion("1.2", 1, 2, "c2"))
+    draft.delete(ModelVersion, "1.1")
+    assert [version.id for version in draft.versions_of_model(1)] == ["1.2"]
+    assert [version.id for version in state.versions_of_model(1)] == ["1.1"]
+    _apply(state, draft.change)
+    assert [version.id for version in state.versions_of_model(1)] == ["1.2"]
+    assert [version.id for version in state.versions_of_model(2)] == ["2.1"]
+    assert state.versions_of_model(3) == []
+
+
+def test_labels_are_replaced_as_they_are_when_the_change_is_made() -> None:
+    state = _state(Model(1, "mnist", "ann", labels=("a", "new")))
+    wanted = {"labels": TextChange(add_labels=("b", "a"), replaces_labels=True)}
+    _apply(state, change_named(state, NamedChange(MODEL, EDIT, ANN, (), 9.0, 1, wanted)))
+    assert get(state, Model, 1).labels == ("a", "b")
+    none = {"labels": TextChange(replaces_labels=True)}
+    _apply(state, change_named(state, NamedChange(MODEL, EDIT, BOB_AS_ANN, (), 9.0, 1, none)))
+    assert get(state, Model, 1).labels == ()
 
 
 def test_a_model_is_created_edited_and_moved() -> None:

@@ -174,7 +174,7 @@ def test_an_edit_is_checked(change: ProjectChange, code: str) -> None:
 
 def test_an_edit_changes_only_what_it_names() -> None:
     state = _state(Workspace(3, "prod", "ann", defaults=ProjectDefaults("gpu", '{"save_trial_best": 2}', "base")))
-    (edited,) = _workspace(state, EDIT, change=ProjectChange(resource_pool="", name="p2"), workspace_id=3).puts
+    _counter, edited = _workspace(state, EDIT, change=ProjectChange(resource_pool="", name="p2"), workspace_id=3).puts
     expected = ProjectDefaults("", '{"save_trial_best": 2}', "base")
     assert edited == Workspace(3, "p2", "ann", defaults=expected, request_ids=("r1",))
     (described,) = _project(_state(), EDIT, change=ProjectChange(description="images")).puts

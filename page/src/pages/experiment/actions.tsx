@@ -2,6 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { api, type Schemas } from "../../api/client";
+import { labelChange, readLabels } from "../../lib/edits";
 import { Command, Confirm, Dialog } from "../../parts/basic";
 import { go } from "../../router";
 import { hasRightsOf } from "../../session";
@@ -123,6 +124,8 @@ function isForOwner(name: Name): boolean {
 
 /** Edits the texts, the labels and the priority. Only what was changed is sent. */
 function Editor({ row, onClose }: { row: StudyRow; onClose: () => void }) {
+  // What others change while the dialog is open is not the user's change.
+  const [shown] = useState(row);
   const [name, setName] = useState(row.name);
   const [description, setDescription] = useState(row.description ?? "");
   const [labels, setLabels] = useState(row.labels.join(", "));
@@ -130,11 +133,10 @@ function Editor({ row, onClose }: { row: StudyRow; onClose: () => void }) {
   const save = async (event: Event) => {
     event.preventDefault();
     const body: Schemas["PatchExperiment"] = {};
-    const wanted = [...new Set(labels.split(",").map((label) => label.trim()))].filter((label) => label !== "").sort();
-    if (name !== row.name) body.name = name;
-    if (description !== (row.description ?? "")) body.description = description;
-    if (wanted.join() !== row.labels.join()) body.labels = wanted;
-    if (priority !== "" && Number(priority) !== row.priority) {
+    if (name !== shown.name) body.name = name;
+    if (description !== (shown.description ?? "")) body.description = description;
+    Object.assign(body, labelChange(shown.labels, readLabels(labels)));
+    if (priority !== "" && Number(priority) !== shown.priority) {
       body.resources = { priority: Number(priority) } as Schemas["ResourcePatch"];
     }
     try {

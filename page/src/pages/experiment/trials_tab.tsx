@@ -1,9 +1,9 @@
 /** The trials of an experiment: a virtual table, sorted by the gateway, whose rows stay up to date. */
 
-import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { Retry } from "../../api/again";
 import { useChanges } from "../../api/changes";
 import { ApiError, api } from "../../api/client";
-import { AGAIN_SECONDS } from "../../api/live";
 import { MOST_COMPARED } from "../../lib/differences";
 import { writeFields } from "../../lib/field_list";
 import { formatNumber, formatValue } from "../../lib/text";
@@ -162,6 +162,9 @@ export function useTrialRows(experimentId: number, fields: string | null, sort: 
   const [error, setError] = useState<ApiError | null>(null);
   const [round, setRound] = useState(0);
   const isLoading = useRef(false);
+  const retry = useMemo(() => new Retry(), []);
+  // Changes of rows that have not been read. What is read later may be older.
+  const early = useRef(new Map<string, TrialRow>());
   const load = async (offset: number, snapshot: string, signal?: AbortSignal): Promise<ApiError | null> => {
     if (fields === null) return null;
     const query = { experimentId, fields, sort, offset, snapshot, limit: PAGE_ROWS };
@@ -171,9 +174,11 @@ export function useTrialRows(experimentId: number, fields: string | null, sort: 
         query,
         ...(signal === undefined ? {} : { signal }),
       });
-      const rows = page.rows as unknown as TrialRow[];
+      const read = page.rows as unknown as TrialRow[];
+      const rows = offset === 0 ? read : read.map((row) => early.current.get(row.id) ?? row);
       setError(null);
       if (offset === 0) {
+        early.current = new Map();
         setState({ rows, total: page.total, snapshot: page.snapshot, cursor: page.cursor });
       } else if (page.snapshot !== snapshot) {
         // The gateway keeps the former order no longer, so that the places of the rows mean nothing.
@@ -192,13 +197,13 @@ export function useTrialRows(experimentId: number, fields: string | null, sort: 
   };
   useEffect(() => {
     const ending = new AbortController();
-    let timer: ReturnType<typeof setTimeout> | undefined;
     void load(0, "", ending.signal).then((failure) => {
-      if (failure?.isTemporary) timer = setTimeout(() => setRound((former) => former + 1), AGAIN_SECONDS * 1000);
+      if (failure?.isTemporary) retry.soon(() => setRound((former) => former + 1));
+      else if (failure === null) retry.succeed();
     });
     return () => {
       ending.abort();
-      clearTimeout(timer);
+      retry.end();
     };
   }, [experimentId, fields, sort, round]);
   useChanges(
@@ -207,6 +212,7 @@ export function useTrialRows(experimentId: number, fields: string | null, sort: 
     ({ trials }) => {
       if (trials === undefined) return;
       const changed = new Map(trials.rows.map((row) => [row.id as string, row as unknown as TrialRow]));
+      for (const [id, row] of changed) early.current.set(id, row);
       setState((former) => {
         const isWhole = former.rows.length === former.total;
         const known = new Set(former.rows.map((row) => row.id));

@@ -1,8 +1,8 @@
 /** The rows of a list of experiments: pages of one snapshot as the reader comes near them, and deltas of the stream. */
 
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+import { Retry } from "../../api/again";
 import { ApiError, api } from "../../api/client";
-import { AGAIN_SECONDS } from "../../api/live";
 import { subscribe } from "../../api/live_store";
 import { missingPages, PAGE_ROWS, type RowList, type RowPage, withChanges, withPage } from "../../lib/row_list";
 import { complain } from "../../toast";
@@ -45,7 +45,7 @@ export function useRows(wanted: Wanted): Rows {
   useEffect(() => {
     const ending = new AbortController();
     let unsubscribe = () => {};
-    let timer: ReturnType<typeof setTimeout> | undefined;
+    const retry = new Retry();
     const order = { isNewestFirst: sort === "", isFiltered };
     const begin = async () => {
       try {
@@ -68,13 +68,13 @@ export function useRows(wanted: Wanted): Rows {
         if (ending.signal.aborted) return;
         if (!(failure instanceof ApiError)) throw failure;
         setState((former) => ({ ...former, key, error: failure }));
-        if (failure.isTemporary) timer = setTimeout(begin, AGAIN_SECONDS * 1000);
+        if (failure.isTemporary) retry.soon(begin);
       }
     };
     void begin();
     return () => {
       ending.abort();
-      clearTimeout(timer);
+      retry.end();
       unsubscribe();
     };
   }, [filter, sort, fields, isFiltered, key, reload]);

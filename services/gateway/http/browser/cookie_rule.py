@@ -52,7 +52,12 @@ def guard_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
 def cookie_name(cluster_id: str) -> str:
     """Returns the name of a session's cookie, which has the cluster's id. A browser keeps one cookie of a name for all
     ports of a host, so two clusters there would end each other's sessions. All gateways of a cluster read it."""
-    return f"{COOKIE}_{_NO_NAME.sub('', cluster_id)}"
+    return named_by_cluster(COOKIE, cluster_id)
+
+
+def named_by_cluster(begin: str, cluster_id: str) -> str:
+    """Returns a cookie's name that no other cluster of the same host uses."""
+    return f"{begin}_{_NO_NAME.sub('', cluster_id)}"
 
 
 def session_of(method: str, headers: RawHeaders, cluster_id: str) -> str | None:

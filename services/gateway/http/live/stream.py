@@ -25,7 +25,7 @@ from services.gateway.http.live.metrics_feed import MetricsFeed
 from services.gateway.http.live.queue_feed import QueueFeed
 from services.gateway.http.live.shared_text import SharedTexts
 from services.gateway.http.live.subscription import Subscription, TablePart
-from services.gateway.http.registry import Model
+from services.gateway.http.registry import ModelRow
 from services.gateway.mirror.change_log import Topic
 from services.gateway.table.table import TableName, TableView, values_of
 from services.gateway.usecase.bundle import UserCases
@@ -272,7 +272,7 @@ class Stream:
         if not ids:
             return ""
         views = self._cases.registry.find_models(ids)
-        rows = ",".join(Model.model_validate(view).model_dump_json(by_alias=True) for view in views)
+        rows = ",".join(ModelRow.model_validate(view).model_dump_json(by_alias=True) for view in views)
         return f'"models":{{"rows":[{rows}],"gone":{_json(sorted(ids - {view.model.id for view in views}))}}}'
 
 

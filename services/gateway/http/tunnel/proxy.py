@@ -79,7 +79,7 @@ class Proxy:
             self._usecases.open.task_proofs.identify(token, target.experiment_id)
             address = f"{target.base}{target.rest.removeprefix('/')}" + (f"?{query}" if query else "")
             response = RedirectResponse(address, 303, {"referrer-policy": "no-referrer", "cache-control": "no-store"})
-            cookie = proxy_rule.own_cookie(token, target, PROXY_SECONDS, is_secure=scope["scheme"] == "https")
+            cookie = self._cookie(token, target, scope)
             response.raw_headers.append((b"set-cookie", cookie))
             await response(scope, receive, send)
             return
@@ -96,12 +96,17 @@ class Proxy:
         cookie = b""
         if 0 < seconds_left < PROXY_SECONDS * proxy_rule.RENEWAL_SHARE:
             fresh = tunnels.browser_token(target.experiment_id)
-            cookie = proxy_rule.own_cookie(fresh, target, PROXY_SECONDS, is_secure=scope["scheme"] == "https")
+            cookie = self._cookie(fresh, target, scope)
         with await self._usecases.tunnels.open(experiment) as opened:
             tunnel = AdmittedTunnel(opened, admit)
             connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
             exchange = _Exchange(scope, tunnel, target, experiment, cookie, connection)
             await exchange.run(receive, send)
+
+    def _cookie(self, token: str, target: proxy_rule.ProxyTarget, scope: Scope) -> bytes:
+        cluster_id = self._usecases.open.cluster.identify()
+        is_secure = scope["scheme"] == "https"
+        return proxy_rule.own_cookie(token, cluster_id, target, PROXY_SECONDS, is_secure=is_secure)
 
 
 def authenticate(
@@ -111,7 +116,8 @@ def authenticate(
     kind, _, bearer = Headers(scope=scope).get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return authenticator.identify(bearer.strip()), 0
-    found = usecases.open.task_proofs.identify(proxy_rule.cookie_of(scope["headers"]), target.experiment_id)
+    cookie = proxy_rule.cookie_of(scope["headers"], usecases.open.cluster.identify())
+    found = usecases.open.task_proofs.identify(cookie, target.experiment_id)
     is_safe = scope["method"] in ("GET", "HEAD", "OPTIONS") and scope.get("is_upgrade") is not True
     if not is_safe and proxy_rule.is_of_other_site(scope["headers"]):
         raise GanglineError("auth.other_site", "a page of another site may not use this task", ErrorKind.FORBIDDEN)

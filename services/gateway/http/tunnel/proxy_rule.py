@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
 from services.gateway.http.browser.cookie_rule import COOKIE as SESSION_COOKIE
+from services.gateway.http.browser.cookie_rule import named_by_cluster
 
 Headers = list[tuple[bytes, bytes]]
 
 PREFIX = "/proxy/"
+# What the names of all cookies for tasks begin with.
 COOKIE = "gangline_proxy"
 TOKEN_PARAMETER = "token"  # noqa: S105 - the name of a parameter
 # A cookie is replaced by a new one when less than this share of its time is left.
@@ -77,11 +79,16 @@ def take_token(query: str) -> tuple[str, str]:
     return (tokens[0] if tokens else ""), left
 
 
-def cookie_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Returns the value of our cookie; empty without one."""
+def cookie_name(cluster_id: str) -> str:
+    """Returns the name of the cookie for a task. Two clusters on one host have tasks of the same number."""
+    return named_by_cluster(COOKIE, cluster_id)
+
+
+def cookie_of(headers: Iterable[tuple[bytes, bytes]], cluster_id: str) -> str:
+    """Returns the value of this cluster's cookie; empty without one."""
     for part in _cookies(headers):
         name, _, value = part.partition("=")
-        if name.strip() == COOKIE:
+        if name.strip() == cookie_name(cluster_id):
             return value.strip()
     return ""
 
@@ -94,7 +101,7 @@ def _cookies(headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
 def _is_own_cookie(name: str) -> bool:
     """Whether it is a cookie of a gateway, which no task gets or sets; also one of another cluster on this host. The
     page's is not sent to these paths anyway."""
-    return name == COOKIE or name.startswith(SESSION_COOKIE)
+    return name.startswith((COOKIE, SESSION_COOKIE))
 
 
 def is_of_other_site(headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -176,9 +183,10 @@ def narrow_cookie(cookie: str, base: str) -> str:
     return "; ".join([pair, *kept, f"Path={path}"])
 
 
-def own_cookie(token: str, target: ProxyTarget, seconds: int, *, is_secure: bool) -> bytes:
+def own_cookie(token: str, cluster_id: str, target: ProxyTarget, seconds: int, *, is_secure: bool) -> bytes:
     secure = "; Secure" if is_secure else ""
-    text = f"{COOKIE}={token}; Path={target.base}; Max-Age={seconds}; HttpOnly; SameSite=Lax{secure}"
+    where = f"Path={target.base}; Max-Age={seconds}"
+    text = f"{cookie_name(cluster_id)}={token}; {where}; HttpOnly; SameSite=Lax{secure}"
     return text.encode("latin-1")
 
 

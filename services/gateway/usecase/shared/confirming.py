@@ -13,7 +13,8 @@ T = TypeVar("T")
 
 async def find_confirmed(mirror: Watched, find: Callable[[], T], key: str) -> T:
     """Returns what the function finds. A record that the mirror lacks may be new, so the mirror is brought up to date
-    for `key` first, which every creation changes. Raises GanglineError `gateway.behind`, and what `find` raises."""
+    for `key` first, which every creation and every new name changes. Raises GanglineError `gateway.behind`, and what
+    `find` raises."""
     try:
         return find()
     except GanglineError as error:

@@ -17,7 +17,7 @@ from gangline.config.layer.secret import restore_default_secrets, restore_secret
 from gangline.config.layer.template_check import check_description, check_storage, check_template
 from gangline.domain.experiment import Experiment, Project, ProjectDefaults, Template, TextChange, Workspace
 from gangline.domain.named_kind import KINDS, TEMPLATE, WORKSPACE, N, NamedKind
-from gangline.domain.registry import Model, ModelVersion
+from gangline.domain.registry import Model
 from gangline.errors import conflict, not_found
 from services.scheduler.state.records import Draft, Records
 from services.scheduler.transition.project.rule import NamedChange
@@ -101,7 +101,7 @@ def _check_no_models(records: Records, workspace: Workspace) -> None:
 
 
 def _check_no_versions(records: Records, model: Model) -> None:
-    numbers = [version.number for version in records.all_of(ModelVersion) if version.model_id == model.id]
+    numbers = [version.number for version in records.versions_of_model(model.id)]
     if numbers:
         raise conflict(
             "model.not_empty",

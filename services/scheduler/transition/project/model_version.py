@@ -7,12 +7,17 @@ points at one version at every moment.
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass, replace
 
 from gangline.config.layer.lookup import check_unarchived
-from gangline.config.layer.registry_check import check_alias, check_num_aliases, check_version_change, no_version
+from gangline.config.layer.registry_check import (
+    check_alias,
+    check_num_aliases,
+    check_num_versions,
+    check_version_change,
+    no_version,
+)
 from gangline.domain.document import read_document
 from gangline.domain.experiment import VALIDATION_METRICS, Checkpoint, Experiment
 from gangline.domain.id import absent
@@ -21,8 +26,10 @@ from gangline.domain.registry import Model, ModelAlias, ModelVersion, ModelVersi
 from gangline.domain.state import CheckpointState, ProjectAction
 from gangline.errors import conflict, invalid
 from services.scheduler.state.records import Draft, Records, StateChange, get
+from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.project.named_change import find_record
 from services.scheduler.transition.project.rule import Caller, check_owner, note_removal, remember, was_removed_by
+from services.scheduler.transition.report import bounded_metrics
 
 _NO_CHANGE = ModelVersionChange()
 
@@ -55,7 +62,7 @@ class AliasRequest:
 
 def version_of_request(records: Records, model_id: int, request_id: str) -> ModelVersion | None:
     """Returns the version that this request registered or changed."""
-    versions = (version for version in records.all_of(ModelVersion) if version.model_id == model_id)
+    versions = records.versions_of_model(model_id)
     return next((version for version in versions if request_id in version.request_ids), None)
 
 
@@ -123,6 +130,7 @@ def _register(records: Records, asked: VersionRequest, model: Model) -> StateCha
     check_version_change(asked.change)
     for alias in asked.aliases:
         check_alias(alias)
+    check_num_versions(model.name, len(records.versions_of_model(model.id)) + 1)
     checkpoint = _find_whole(records, asked.checkpoint_id)
     number = model.next_version
     version = ModelVersion(
@@ -133,7 +141,7 @@ def _register(records: Records, asked: VersionRequest, model: Model) -> StateCha
         trial_id=checkpoint.trial_id,
         experiment_id=checkpoint.experiment_id,
         batches_completed=checkpoint.batches_completed,
-        metrics_json=_metrics_of(checkpoint),
+        metrics_json=_metrics_of(records, checkpoint),
         owner=asked.caller.user,
         created_at=asked.now,
         request_ids=(asked.caller.request_id,),
@@ -205,10 +213,14 @@ def _find_whole(records: Records, checkpoint_id: str) -> Checkpoint:
     return checkpoint
 
 
-def _metrics_of(checkpoint: Checkpoint) -> str:
+def _metrics_of(records: Records, checkpoint: Checkpoint) -> str:
+    """Returns the validation metrics of the checkpoint, bounded like those of a trial. The metadata of the checkpoint
+    has all of them."""
     metadata = read_document(checkpoint.metadata_json)
     metrics = metadata.get(VALIDATION_METRICS) if isinstance(metadata, dict) else None
-    return json.dumps(metrics if isinstance(metrics, dict) else {})
+    experiment = records.find(Experiment, checkpoint.experiment_id) if checkpoint.experiment_id else None
+    metric = settled_of(experiment.config_json).searcher.metric if experiment is not None else ""
+    return bounded_metrics(metrics if isinstance(metrics, dict) else {}, metric)
 
 
 def _changed(version: ModelVersion, change: ModelVersionChange) -> ModelVersion:

@@ -25,6 +25,8 @@ from services.scheduler.transition.project.rule import (
     was_removed_by,
 )
 
+# Records of each kind. All of them are in the memory of the leader and of each gateway.
+MAX_RECORDS = 10_000
 _DONE = {
     ProjectAction.EDIT: "edited",
     ProjectAction.ARCHIVE: "archived",
@@ -83,6 +85,10 @@ def change_named(records: Records, asked: NamedChange) -> StateChange:
         changed = _edited(records, asked, record)
     else:
         changed = replace(record, archived=action is ProjectAction.ARCHIVE)
+    if changed.name != record.name:
+        # A gateway that does not find the new name waits for this record.
+        counter = counter_of(records)
+        draft.put(replace(counter, num_renames=counter.num_renames + 1))
     if changed != record:
         changed = replace(changed, request_ids=remember(record.request_ids, caller))
         draft.put(_with_time(changed, asked.now))
@@ -103,6 +109,7 @@ def _create(records: Records, asked: NamedChange) -> StateChange:
         check_unarchived(kind.parent, parent)
         values[f"{kind.parent.noun}_id"] = asked.parent_id
     _check_free(records, kind, values["name"], parent)
+    _check_number(records, kind)
     draft = Draft(records)
     if kind.is_numbered:
         counter = counter_of(records)
@@ -140,6 +147,16 @@ def _edited(records: Records, asked: NamedChange, record: Any) -> Any:
     if asked.wanted.get("name", record.name) != record.name:
         _check_free(records, kind, asked.wanted["name"], parent)
     return with_fields(records, asked, record)
+
+
+def _check_number(records: Records, kind: NamedKind[Any]) -> None:
+    if len(list(records.all_of(kind.record_type))) >= MAX_RECORDS:
+        verb = kind.verbs.get(ProjectAction.DELETE, "delete")
+        raise conflict(
+            f"{kind.noun}.number",
+            f"there are {MAX_RECORDS} {kind.noun}s, and no more are allowed; {verb} some first with: gangline "
+            f"{kind.noun} {verb}",
+        )
 
 
 def _check_free(records: Records, kind: NamedKind[Any], name: str, parent: Any) -> None:
