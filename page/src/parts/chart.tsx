@@ -137,7 +137,12 @@ function optionsOf(target: HTMLElement, { curves, isLog, axis, looks, hasLegend 
     height: HEIGHT,
     legend: { show: hasLegend },
     // Drags are followed by `followDrag`.
-    cursor: { drag: { x: false, y: false, setScale: false }, bind: { mousedown: () => () => null } },
+    cursor: {
+      drag: { x: false, y: false, setScale: false },
+      bind: { mousedown: () => () => null },
+      // One element for each curve follows the mouse. With many of them a movement would take longer than a frame.
+      points: { show: hasLegend },
+    },
     series: [{ label: axis === "time" ? "Time" : "Batches" }, ...series],
     axes: [line, { ...line, size: 64, values: (_, ticks) => ticks.map((tick) => formatNumber(tick)) }],
     scales: { x: { time: axis === "time" }, y: isLog ? { distr: 3 } : {} },
