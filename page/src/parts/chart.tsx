@@ -6,6 +6,7 @@ import { type Axis, type Curve, joinCurves } from "../lib/curves";
 import { lookOf } from "../lib/look";
 import { formatNumber } from "../lib/text";
 import { type Drag, followDrag, partBetween } from "./drag";
+import { type Lifted, lift } from "./lifted";
 import "uplot/dist/uPlot.min.css";
 
 const HEIGHT = 280;
@@ -92,16 +93,19 @@ function panned(plot: uPlot, onPan: (share: number) => boolean): Drag | null {
   const { min, max } = plot.scales.x ?? {};
   const width = plot.over.clientWidth;
   if (min == null || max == null || width === 0) return null;
-  const restore = () => plot.setScale("x", { min, max });
+  let lifted: Lifted | null = null;
+  const drop = (moved: number) => {
+    lifted?.drop();
+    lifted = null;
+    if (moved !== 0) plot.setScale("x", { min: min + moved, max: max + moved });
+  };
   return {
     move: (by) => {
-      const moved = (by / width) * (max - min);
-      plot.setScale("x", { min: min - moved, max: max - moved });
+      lifted ??= lift(plot);
+      lifted?.move(by);
     },
-    end: (by) => {
-      if (by === 0 || !onPan(-by / width)) restore();
-    },
-    cancel: restore,
+    end: (by) => drop(by !== 0 && onPan(-by / width) ? (-by / width) * (max - min) : 0),
+    cancel: () => drop(0),
   };
 }
 

@@ -202,14 +202,15 @@ class HistoryRecords:
         await self._check_trials(trial_ids)
         for _, metric in metrics:
             check_series(metric, max_points)
-        wanted = [
-            self._reader.series(
+        # One after the other: the database's driver hands over to other threads at each row, which takes several times
+        # as long as the reading where they all do the same.
+        return [
+            await self._reader.series(
                 Scope(experiment_id_of(trial_id), trial_id, group, attempt), metric, max_points, batch_range=batch_range
             )
             for trial_id in trial_ids
             for group, metric in metrics
         ]
-        return list(await asyncio.gather(*wanted))
 
     async def metric_names(self, trial_ids: Sequence[str]) -> list[tuple[str, str]]:
         """Returns the groups and names of the metrics that these trials have reported, sorted. Raises GanglineError
