@@ -44,7 +44,7 @@ interface Props<R> {
 
 const ROW_HEIGHT = 36;
 const PAGE_STEP = 15;
-const AHEAD = 100;
+const AHEAD = 30;
 const NUM_UNSEEN = 8;
 
 export function VirtualTable<R>(props: Props<R>) {

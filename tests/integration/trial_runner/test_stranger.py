@@ -20,6 +20,7 @@ from services.trial_runner.gang import member_link
 from services.trial_runner.gang.member_link import MemberServer, Wire
 from tests.integration.trial_runner.conftest import World
 from tests.support.account import listening_addresses
+from tests.support.wait import until
 
 LOOPBACK = "127.0.0.1"
 # Of this machine as well: whoever listens on all interfaces answers there.
@@ -80,6 +81,9 @@ async def test_the_store_answers_at_the_gangs_address_alone(world: World) -> Non
 async def test_runners_of_a_linked_gang_listen_no_more_but_for_their_metrics(world: World) -> None:
     runners = await world.start(WAIT, (1, 1))
     await world.wait_pids(2)
+    await until(
+        lambda: all(world.scheduler.reports_of("running", rank) for rank in (0, 1)), "both reports of running ranks"
+    )
     metrics = {world.scheduler.reports_of("running", rank)[0].metrics_address for rank in (0, 1)}
     addresses = listening_addresses([runner.pid for runner in runners])
     assert {address for own in addresses.values() for address in own} == metrics
