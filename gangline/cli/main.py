@@ -70,6 +70,7 @@ _ENTRIES = {
     "template": _Entry("project.template", "app", True, ("tpl",)),
     "user": _Entry("account.user", "app", True, ("u",)),
     "token": _Entry("account.token", "app", True, ("tkn",)),
+    "certs": _Entry("certs", "app", True),
 }
 # The options of these are those of the program that they run, including --help.
 _OPTIONS_OF_OTHERS = ("simulate",)
