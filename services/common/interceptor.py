@@ -42,7 +42,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every call. admit: receives method and token; returns or raises GanglineError. It runs in the task of the
     handler, so the handler finds the context variables that it sets. catch_up: runs before a call that asks for it
     (rpc.CATCH_UP_METADATA). is_readmitting: a stream's caller is admitted again before each answer, so a stream ends
-    with its caller's token. note_admitted: receives the peer of each call whose caller has a token. open_calls: counts
+    with its caller's token. note_call: receives the context of each call whose caller has a token, in
+    the task of the handler. open_calls: counts
     the calls that run."""
 
     def __init__(
@@ -52,13 +53,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         catch_up: Callable[[], Awaitable[None]] | None = None,
         *,
         is_readmitting: bool = False,
-        note_admitted: Callable[[str], None] | None = None,
+        note_call: Callable[[Context], None] | None = None,
     ) -> None:
         self.open_calls = OpenCalls()
         self._admit = admit
         self._readmit = admit if is_readmitting else None
         self._limits = limits
-        self._note_admitted = note_admitted
+        self._note_call = note_call
         self._streams = PeerCount(limits.streams_of_peer)
         self._open_reader = OpenReader()
         self._catch_up = catch_up
@@ -82,9 +83,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return _Call(method, self.open_calls).refuse(error)
         wrapped = self._wrapped.get(method)
         if wrapped is None or wrapped[0] is not handler:
-            call = _Call(
-                method, self.open_calls, self._limits, self._readmit, self._streams, note_admitted=self._note_admitted
-            )
+            call = _Call(method, self.open_calls, self._limits, self._readmit, self._streams, note_call=self._note_call)
             guard = self._limits.guards.get(method)
             wrapped = (
                 handler,
@@ -158,7 +157,7 @@ def _no_request(method: str) -> _Unreadable:
 
 class _Call:
     """Handles every call of one method. It keeps nothing of a call but its metrics. readmit: admits the caller of a
-    stream before each answer; None admits it once. streams: counts the streams of each peer. note_admitted: as the
+    stream before each answer; None admits it once. streams: counts the streams of each peer. note_call: as the
     interceptor's."""
 
     def __init__(
@@ -169,7 +168,7 @@ class _Call:
         readmit: Admit | None = None,
         streams: PeerCount = ANY_NUMBER,
         *,
-        note_admitted: Callable[[str], None] | None = None,
+        note_call: Callable[[Context], None] | None = None,
     ) -> None:
         self._method = method
         self._open_calls = open_calls
@@ -177,7 +176,7 @@ class _Call:
         self._message_seconds = limits.seconds_by_method.get(method)
         self._readmit = readmit
         self._streams = streams
-        self._note_admitted = note_admitted
+        self._note_call = note_call
         # To look a metric up by its labels takes longer than to count.
         self._count_by_status: dict[str, Counter] = {}
         self._seconds: Histogram | None = None
@@ -285,8 +284,8 @@ class _Call:
         return run
 
     def _note(self, context: Context) -> None:
-        if self._note_admitted is not None:
-            self._note_admitted(context.peer())
+        if self._note_call is not None:
+            self._note_call(context)
 
     async def _end(self, context: Context, error: BaseException) -> NoReturn:
         if isinstance(error, asyncio.CancelledError | grpc.aio.AbortError):
