@@ -19,6 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "gangline" / "client"
 SOURCES = (
+    "access",
     "cluster_calls",
     "cluster_handle",
     "creation_calls",
@@ -43,6 +44,7 @@ NAMES = {
     "ProjectMethods": "AsyncProjectMethods",
     "RegistryMethods": "AsyncRegistryMethods",
     "SavedViewMethods": "AsyncSavedViewMethods",
+    "AccessMethods": "AsyncAccessMethods",
     "UserMethods": "AsyncUserMethods",
     "Connection": "AsyncConnection",
     "Iterator": "AsyncIterator",

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gangline.client.async_access import AsyncAccessMethods
 from gangline.client.async_connection import in_thread, in_thread_to_its_end, pause_for
 from gangline.client.async_project import AsyncProjectMethods
 from gangline.client.async_registry import AsyncRegistryMethods
 from gangline.client.async_saved_view import AsyncSavedViewMethods
-from gangline.client.async_user import AsyncUserMethods
 from gangline.client.attempts import say_create
 from gangline.client.call_message import new_request_id
 from gangline.client.record import Created
@@ -37,7 +37,7 @@ _CODE_SECONDS = 10.0
 _CODE_PAUSE_SECONDS = 0.2
 
 
-class AsyncCreationCalls(AsyncProjectMethods, AsyncRegistryMethods, AsyncSavedViewMethods, AsyncUserMethods):
+class AsyncCreationCalls(AsyncProjectMethods, AsyncRegistryMethods, AsyncSavedViewMethods, AsyncAccessMethods):
     """Base of ExperimentCalls."""
 
     async def create_prepared(

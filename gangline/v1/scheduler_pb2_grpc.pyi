@@ -7,6 +7,7 @@ from etcd is read there, so this is only what changes state or lives in the lead
 
 import abc
 import collections.abc
+import gangline.v1.access_pb2
 import gangline.v1.project_pb2
 import gangline.v1.registry_pb2
 import gangline.v1.scheduler_pb2
@@ -606,6 +607,38 @@ _SchedulerServiceRevokeTokenType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceUpdateGroupType = typing_extensions.TypeVar(
+    '_SchedulerServiceUpdateGroupType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupRequest,
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupRequest,
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupRequest,
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse,
+    ],
+)
+
+_SchedulerServiceAssignRoleType = typing_extensions.TypeVar(
+    '_SchedulerServiceAssignRoleType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleRequest,
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleRequest,
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleRequest,
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse,
+    ],
+)
+
 _SchedulerServiceEndExperimentType = typing_extensions.TypeVar(
     '_SchedulerServiceEndExperimentType',
     grpc.UnaryUnaryMultiCallable[
@@ -686,7 +719,7 @@ _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServicePreviewRetentionType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceImportCheckpointType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceGetSearchEventsType, _SchedulerServicePostSearchOperationsType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceUpdateModelType, _SchedulerServiceUpdateModelVersionType, _SchedulerServiceSetModelAliasType, _SchedulerServiceCreateUserType, _SchedulerServiceUpdateUserType, _SchedulerServiceEndSessionType, _SchedulerServiceCreateTokenType, _SchedulerServiceRevokeTokenType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServicePreviewRetentionType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceImportCheckpointType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceGetSearchEventsType, _SchedulerServicePostSearchOperationsType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceUpdateModelType, _SchedulerServiceUpdateModelVersionType, _SchedulerServiceSetModelAliasType, _SchedulerServiceCreateUserType, _SchedulerServiceUpdateUserType, _SchedulerServiceEndSessionType, _SchedulerServiceCreateTokenType, _SchedulerServiceRevokeTokenType, _SchedulerServiceUpdateGroupType, _SchedulerServiceAssignRoleType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -832,6 +865,14 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.user_pb2.SchedulerServiceRevokeTokenRequest,
             gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.SchedulerServiceUpdateGroupRequest,
+            gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.SchedulerServiceAssignRoleRequest,
+            gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.EndExperimentRequest,
@@ -1002,6 +1043,14 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.SchedulerServiceUpdateGroupRequest,
+            gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.SchedulerServiceAssignRoleRequest,
+            gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.EndExperimentRequest,
             gangline.v1.scheduler_pb2.EndExperimentResponse,
         ],
@@ -1129,6 +1178,12 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
     """Makes a token, or returns the one that this request id made before."""
 
     RevokeToken: _SchedulerServiceRevokeTokenType
+
+    UpdateGroup: _SchedulerServiceUpdateGroupType
+    """Creates or deletes a group, or changes its members. A request id makes its change once."""
+
+    AssignRole: _SchedulerServiceAssignRoleType
+    """Gives a user or a group a role, or takes it. A request id makes its change once."""
 
     EndExperiment: _SchedulerServiceEndExperimentType
     """Earlier names, for gateways of an earlier version. They do what KillExperiment, UpdateExperiment,
@@ -1287,6 +1342,14 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.user_pb2.SchedulerServiceRevokeTokenRequest,
         gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupRequest,
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleRequest,
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.EndExperimentRequest,
@@ -1597,6 +1660,22 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         request: gangline.v1.user_pb2.SchedulerServiceRevokeTokenRequest,
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse, collections.abc.Awaitable[gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse]]: ...
+
+    @abc.abstractmethod
+    def UpdateGroup(
+        self,
+        request: gangline.v1.access_pb2.SchedulerServiceUpdateGroupRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse, collections.abc.Awaitable[gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse]]:
+        """Creates or deletes a group, or changes its members. A request id makes its change once."""
+
+    @abc.abstractmethod
+    def AssignRole(
+        self,
+        request: gangline.v1.access_pb2.SchedulerServiceAssignRoleRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse, collections.abc.Awaitable[gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse]]:
+        """Gives a user or a group a role, or takes it. A request id makes its change once."""
 
     @abc.abstractmethod
     def EndExperiment(

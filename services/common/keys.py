@@ -24,6 +24,8 @@
 | checkpoints/<checkpoint id>      | Checkpoint          | leader                  | until its files are gone   |
 | users/<name>                     | User                | leader                  | for ever                   |
 | tokens/<token id>                | AccessToken         | leader                  | 30 days after its end      |
+| groups/<name>                    | UserGroup           | leader                  | until deleted              |
+| roles/<workspace id>             | WorkspaceRoles      | leader                  | with its workspace         |
 | fusion/<key>                     | FusionRecord        | leader                  | 30 days, or until forgotten|
 
 "leader" means: only in a transaction guarded by the leader key's create revision. Which slots are taken is derived
@@ -57,6 +59,8 @@ CHECKPOINTS = ROOT + "checkpoints/"
 USERS = ROOT + "users/"
 TOKENS = ROOT + "tokens/"
 FUSION = ROOT + "fusion/"
+GROUPS = ROOT + "groups/"
+ROLES = ROOT + "roles/"
 
 
 def alive(kind: str, instance_id: str) -> str:
@@ -102,6 +106,15 @@ def user(name: str) -> str:
 
 def token(token_id: int) -> str:
     return f"{TOKENS}{token_id:010d}"
+
+
+def group(name: str) -> str:
+    return GROUPS + name
+
+
+def roles(workspace_id: int) -> str:
+    """workspace_id: 0 for the assignments for the cluster."""
+    return f"{ROLES}{workspace_id:010d}"
 
 
 def fusion(key: str) -> str:

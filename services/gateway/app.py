@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute
 import gangline
 from services.gateway.determined.door import Door
 from services.gateway.http import (
+    access,
     agent,
     artifact,
     cluster,
@@ -47,7 +48,7 @@ _DESCRIBED: Any = {"title": "Gangline", "version": gangline.__version__, "descri
 # In the order in which their routes are tried.
 _PARTS = (
     experiment, table, live, history, queue, agent, cluster, usage, fusion, operation, artifact, project, registry,
-    series, user, session, saved_view, task,
+    series, user, session, saved_view, task, access,
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast, get_args
 
+from gangline.domain.access import UserGroup, WorkspaceRoles
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, ProjectCounter, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
@@ -43,6 +44,8 @@ Record = (
     | ProjectCounter
     | AccessToken
     | UserCounter
+    | UserGroup
+    | WorkspaceRoles
 )
 Id = str | int
 Reference = tuple[type[Any], Id]
@@ -58,9 +61,9 @@ def id_of(record: Record) -> Id:
     match record:
         case Request():
             return record.trial_id
-        case Search():
-            return record.experiment_id
-        case User() | Template():
+        case Search() | WorkspaceRoles():
+            return record.experiment_id if isinstance(record, Search) else record.workspace_id
+        case User() | Template() | UserGroup():
             return record.name
         case FusionRecord():
             return record.key
