@@ -89,6 +89,9 @@ _COMMANDS = {
     "model download": ("m", "1"), "model alias": ("m", "best", "1"), "model unalias": ("m", "best"),
     "user list": (), "user whoami": (), "user activate": ("ann",), "user deactivate": ("ann",),
     "user edit": ("ann", "--display-name", "x"), "user rename": ("ann", "anne"), "user logout": (),
+    "group create": ("team", "ann"), "group delete": ("team",), "group add": ("team", "ann"), "group list": (),
+    "group remove": ("team", "ann"), "group show": ("team",), "role list": (),
+    "role assign": ("editor", "--group", "team"), "role remove": ("--group", "team"),
     "token create": (), "token list": (), "token revoke": ("3",),
 }  # fmt: skip
 
