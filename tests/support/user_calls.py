@@ -1,4 +1,4 @@
-"""The calls about users, groups and roles for the stand-in gateway: it knows one user with one password, and changes nothing."""
+"""The calls about users, groups and roles for the stand-in gateway: it knows one user, and changes nothing."""
 
 # ruff: noqa: N802 - the names of the calls are those of the protos
 
