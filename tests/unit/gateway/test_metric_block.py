@@ -29,8 +29,7 @@ def _named(value: float | None) -> dict[str, float]:
 VALUES = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([0.0, 1.0, -1.0])
 REPORTS = st.lists(st.none() | VALUES, max_size=200).map(
     lambda values: [
-        Report(7 * number + 3, 1e9 + number, 10 * number, 0, _named(value))
-        for number, value in enumerate(values)
+        Report(7 * number + 3, 1e9 + number, 10 * number, 0, _named(value)) for number, value in enumerate(values)
     ]
 )
 
@@ -76,9 +75,7 @@ def test_a_short_series_is_drawn_whole(reports: list[Report]) -> None:
 
 
 @given(reports=REPORTS, cut=st.integers(0, 200))
-def test_a_summary_counts_all_values_and_does_not_depend_on_how_it_is_divided(
-    reports: list[Report], cut: int
-) -> None:
+def test_a_summary_counts_all_values_and_does_not_depend_on_how_it_is_divided(reports: list[Report], cut: int) -> None:
     whole = merge(spans_of(reports, "loss", 1))
     assert whole == merge([merge(spans_of(reports[:cut], "loss", 1)), merge(spans_of(reports[cut:], "loss", 5))])
     values = [report.metrics["loss"] for report in reports if report.metrics]
