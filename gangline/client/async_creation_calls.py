@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gangline.client.async_audit import AsyncAuditMethods
 from gangline.client.async_connection import in_thread, in_thread_to_its_end, pause_for
 from gangline.client.async_project import AsyncProjectMethods
 from gangline.client.async_registry import AsyncRegistryMethods
@@ -37,7 +38,9 @@ _CODE_SECONDS = 10.0
 _CODE_PAUSE_SECONDS = 0.2
 
 
-class AsyncCreationCalls(AsyncProjectMethods, AsyncRegistryMethods, AsyncSavedViewMethods, AsyncUserMethods):
+class AsyncCreationCalls(
+    AsyncProjectMethods, AsyncRegistryMethods, AsyncSavedViewMethods, AsyncUserMethods, AsyncAuditMethods
+):
     """Base of ExperimentCalls."""
 
     async def create_prepared(
