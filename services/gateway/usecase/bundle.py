@@ -34,6 +34,7 @@ from services.gateway.usecase.checkpoint import Checkpoints
 from services.gateway.usecase.checkpoint_import import CheckpointImports
 from services.gateway.usecase.cluster import Clusters
 from services.gateway.usecase.code import Code
+from services.gateway.usecase.deactivation import Deactivations
 from services.gateway.usecase.experiment import Experiments
 from services.gateway.usecase.fusion import FusionRecords
 from services.gateway.usecase.history import HistoryRecords
@@ -220,6 +221,10 @@ class UserCases:
             authenticator=shared.authenticator,
             cluster_token=shared.cluster_token,
         )
+
+    @property
+    def deactivations(self) -> Deactivations:
+        return Deactivations(self.caller, self._shared.mirror, self._shared.leader, self.users)
 
     @property
     def saved_views(self) -> SavedViews:
