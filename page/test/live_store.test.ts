@@ -107,13 +107,19 @@ it("serves all views by one connection, which goes on without a gap when they ch
   await vi.waitFor(() => expect(trials.numResets).toBe(1));
 });
 
-it("resumes a lost connection after the last event, and reads no second time", async () => {
-  const agents = follow({ agents: true });
+/** Opens the first stream, and sends a view of the agents its first reading and a change. */
+async function firstChangeOf(agents: ReturnType<typeof follow>) {
   const first = await stream(1);
   first.send("open", "5");
   await vi.waitFor(() => expect(agents.numResets).toBe(1));
   first.send("changes", "7", { agents: { rows: [], gone: ["a"], holders: {} } });
   await vi.waitFor(() => expect(agents.changes.length).toBe(1));
+  return first;
+}
+
+it("resumes a lost connection after the last event, and reads no second time", async () => {
+  const agents = follow({ agents: true });
+  const first = await firstChangeOf(agents);
   first.end();
   first.isOpen = false;
   const second = await stream(2);
@@ -207,11 +213,7 @@ it("passes an event to the other views where one of them throws", async () => {
   });
   endings.push(broken);
   const agents = follow({ agents: true });
-  const first = await stream(1);
-  first.send("open", "5");
-  await vi.waitFor(() => expect(agents.numResets).toBe(1));
-  first.send("changes", "7", { agents: { rows: [], gone: ["a"], holders: {} } });
-  await vi.waitFor(() => expect(agents.changes.length).toBe(1));
+  await firstChangeOf(agents);
   expect(failures.splice(0).map(String)).toEqual(["Error: another defect", "Error: a defect"]);
   expect(opened.length).toBe(1);
 });

@@ -8,8 +8,9 @@ store calls after etcd accepted the change. Occupied slots are derived from the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast, get_args
 
 from gangline.domain.allocation import Allocation, Request
@@ -436,13 +437,17 @@ class Draft:
         return [item for item in experiments if item is not None and item.state is not State.TERMINAL]
 
     def versions_of_checkpoint(self, checkpoint_id: str) -> list[ModelVersion]:
-        there = {version.id: version for version in self._base.versions_of_checkpoint(checkpoint_id)}
-        new = (record for record in self._puts.values() if isinstance(record, ModelVersion))
-        there |= {version.id: version for version in new if version.checkpoint_id == checkpoint_id}
-        return [there[key] for key in sorted(there) if (ModelVersion, key) not in self._deletes]
+        before = self._base.versions_of_checkpoint(checkpoint_id)
+        return sorted(
+            self._versions(before, lambda version: version.checkpoint_id == checkpoint_id), key=attrgetter("id")
+        )
 
     def versions_of_model(self, model_id: int) -> list[ModelVersion]:
-        there = {version.id: version for version in self._base.versions_of_model(model_id)}
+        return self._versions(self._base.versions_of_model(model_id), lambda version: version.model_id == model_id)
+
+    def _versions(self, before: list[ModelVersion], is_wanted: Callable[[ModelVersion], bool]) -> list[ModelVersion]:
+        """Returns the wanted versions, of which the base has those before."""
         new = (record for record in self._puts.values() if isinstance(record, ModelVersion))
-        there |= {version.id: version for version in new if version.model_id == model_id}
+        there = {version.id: version for version in before}
+        there |= {version.id: version for version in new if is_wanted(version)}
         return [version for key, version in there.items() if (ModelVersion, key) not in self._deletes]
