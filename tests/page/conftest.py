@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
 
 from tests.support import stand_in_jupyter
-from tests.support.browser import running_browser, window
+from tests.support.browser import describe_windows, running_browser, window
 from tests.support.cluster import Cluster, running_cluster
+from tests.support.wait import until_sync
 
 PASSWORD = "a-good-password"
 
@@ -27,8 +28,43 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path.name == "test_pictures.py" and not is_asked else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds what the windows show to the report of a failure, while they are open."""
+    report = yield
+    if report.failed and (shown := describe_windows()):
+        report.sections.append(("windows", shown))
+    return report
+
+
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def shared_clusters() -> list[Cluster]:
+    """The cluster of all files, once a test has asked for it."""
+    return []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _left_clean(shared_clusters: list[Cluster]) -> Iterator[None]:
+    """Ends the work of a file and deletes its models. Which files share a cluster, and in which order, is chance."""
+    yield
+    for cluster in shared_clusters:
+        with cluster.connect() as client:
+            for experiment_id in {task.trial.experiment_id for task in client.list_tasks()}:
+                client.kill_experiment(experiment_id)
+            models = client.list_models(limit=0)
+            for view in models:
+                client.unarchive_model(view.model.name)
+            for found in client.list_model_versions(limit=0):
+                for alias in found.aliases:
+                    client.remove_model_alias(found.model_name, alias)
+                client.delete_model_version(found.model_name, found.version.number)
+            for view in models:
+                client.delete_model(view.model.name)
+            until_sync(lambda client=client: client.list_tasks() == [], "no work in the cluster")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory, shared_clusters: list[Cluster]) -> Iterator[Cluster]:
     """A cluster whose agent finds a program named jupyter."""
     programs = tmp_path_factory.mktemp("programs")
     script = programs / "jupyter"
@@ -37,7 +73,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
         with running_cluster(tmp_path_factory.mktemp("page"), agents=1, slots=2) as running:
+            shared_clusters.append(running)
             yield running
+            shared_clusters.remove(running)
 
 
 @pytest.fixture

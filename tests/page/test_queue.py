@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.page import studies
 from tests.support.browser import find_faults
 from tests.support.cluster import Cluster
 from tests.support.wait import until_sync
@@ -33,8 +34,17 @@ def state_of(cluster: Cluster, number: int) -> str:
 
 
 def waiting(cluster: Cluster) -> list[int]:
-    tasks = [task for task in cluster.read("job", "list") if task["allocation"] is None]
+    """Those with a place: a paused one has none."""
+    tasks = [task for task in cluster.read("job", "list") if int(task["queue_place"])]
     return [task["trial"]["experiment_id"] for task in sorted(tasks, key=lambda task: int(task["queue_place"]))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def paused_id(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A paused experiment, older than all that waits: it has no place in the queue."""
+    made = studies.start_live(cluster, tmp_path_factory.mktemp("paused"), is_paused=True)
+    yield made
+    cluster.run("experiment", "kill", str(made))
 
 
 def test_the_order_is_changed_after_its_effect_is_shown(page: Page, cluster: Cluster, numbers: list[int]) -> None:

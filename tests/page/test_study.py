@@ -255,9 +255,10 @@ def test_a_view_that_could_not_be_read_is_read_again(
     page: Page, cluster: Cluster, search_id: int, view: str, part: str
 ) -> None:
     problem = json.dumps({"code": "history.away", "detail": "the history is away"})
-    page.route(part, lambda route: route.fulfill(status=503, body=problem, content_type="application/json"), times=1)
+    page.route(part, lambda route: route.fulfill(status=503, body=problem, content_type="application/json"))
     page.goto(f"{cluster.http_url}/{view.format(search_id)}")
     alert = page.get_by_role("alert").filter(has_text="the history is away")
     expect(alert).to_be_visible()
+    page.unroute(part)
     expect(alert).to_have_count(0)
     expect(page.locator("figure, table").first).to_be_visible()

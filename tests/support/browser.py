@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
@@ -63,15 +64,27 @@ def window(browser: Browser, **settings: Any) -> Iterator[Page]:
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda line: problems.append(line.text) if "Content Security Policy" in line.text else None)
     page.on("request", lambda asked: problems.append(asked.url) if not _IS_OWN.match(asked.url) else None)
-    requests = _Requests(page)
+    _watched[page] = _Watched(_Requests(page), problems)
     try:
         yield page
-    except Exception as failure:
-        failure.add_note(_describe(page, requests, problems))
-        raise
     finally:
+        del _watched[page]
         context.close()
     assert problems == []
+
+
+def describe_windows() -> str:
+    """Says what each open window shows. Without it, a failure that comes once cannot be explained."""
+    return "\n\n".join(_describe(page, watched) for page, watched in _watched.items())
+
+
+@dataclass
+class _Watched:
+    requests: _Requests
+    problems: list[str]
+
+
+_watched: dict[Page, _Watched] = {}
 
 
 class _Requests:
@@ -96,17 +109,16 @@ class _Requests:
         self.failed.append(f"{asked.failure} {asked.url}")
 
 
-def _describe(page: Page, requests: _Requests, problems: list[str]) -> str:
-    """Says what the window showed when a test failed. Without it, a failure that comes once cannot be explained."""
+def _describe(page: Page, watched: _Watched) -> str:
     try:
         shown = page.locator("body").inner_text(timeout=2000)[:_MAX_SHOWN]
     except Error as error:
         shown = f"cannot be read: {error}"
     parts = {
         "address": page.url,
-        "problems": problems,
-        "requests without an answer": requests.open,
-        "failed requests": requests.failed[-20:],
+        "problems": watched.problems,
+        "requests without an answer": watched.requests.open,
+        "failed requests": watched.requests.failed[-20:],
         "text": shown,
     }
     return "\n".join(f"{name}: {value}" for name, value in parts.items())

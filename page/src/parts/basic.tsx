@@ -112,16 +112,41 @@ interface DialogProps {
   children: ComponentChildren;
 }
 
-/** A dialog over the page. Escape closes it, and the browser keeps the focus inside. */
+/**
+ * A dialog over the page. Escape closes it, and the browser keeps the focus inside.
+ *
+ * The browser tells of a closed dialog later than it closes it. A dialog that was opened in between must not be closed by
+ * that event, so Escape is taken before the browser closes anything, and nothing is heard once the dialog has gone.
+ */
 export function Dialog({ title, isWide = false, onClose, children }: DialogProps) {
   const dialog = useRef<HTMLDialogElement>(null);
+  const isGone = useRef(false);
   useEffect(() => {
     const shown = dialog.current;
+    const opener = document.activeElement;
     shown?.showModal();
-    return () => shown?.close();
+    return () => {
+      isGone.current = true;
+      shown?.close();
+      // The browser gives the focus back only while the dialog is in the document.
+      if (opener instanceof HTMLElement) opener.focus();
+    };
   }, []);
+  const close = () => {
+    if (!isGone.current) onClose();
+  };
+  const cancel = (event: Event) => {
+    event.preventDefault();
+    close();
+  };
   return (
-    <dialog ref={dialog} class={isWide ? "wide" : ""} aria-labelledby="dialog-title" onClose={onClose}>
+    <dialog
+      ref={dialog}
+      class={isWide ? "wide" : ""}
+      aria-labelledby="dialog-title"
+      onCancel={cancel}
+      onClose={close}
+    >
       <h2 id="dialog-title">{title}</h2>
       {children}
     </dialog>
@@ -146,7 +171,7 @@ export function Confirm({ title, action, onConfirm, onClose, children }: Confirm
     } catch (failure) {
       complain(failure);
     }
-    onClose();
+    if (!isGone.current) onClose();
   };
   return (
     <Dialog title={title} onClose={onClose}>

@@ -16,6 +16,7 @@ from typing import Any
 
 from gangline.domain.experiment import QueueMove, ResourceChange
 from gangline.domain.settled.reading import settle
+from gangline.domain.state import ReasonCode
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid, unavailable
 from gangline.v1 import scheduler_pb2
 from services.gateway.leader.leader_client import Leader
@@ -34,7 +35,7 @@ class PlannedStanding:
 
     is_starting: bool = False  # whether it gets slots at once
     is_stopping: bool = False  # whether it has to give its slots back
-    queue_place: int = 0  # from 1 among those that wait; 0 if it does not wait
+    queue_place: int = 0  # from 1 among those that wait; 0 if it does not wait or is paused
     message: str = ""  # why it waits
     eta_at: float = 0.0  # estimated time of its start; 0 if not known
 
@@ -157,10 +158,14 @@ async def _plan(snapshot_json: str) -> Any:
 def standings_of(plan: Mapping[str, Any]) -> dict[str, PlannedStanding]:
     """Returns what a plan decides, by trial."""
     standings = {trial_id: PlannedStanding(is_starting=True) for trial_id in plan["to_allocate"]}
-    for place, (trial_id, reason) in enumerate(plan["reasons"].items(), 1):
+    place = 0
+    for trial_id, reason in plan["reasons"].items():
+        # The same places as in the list of jobs: a paused trial has none.
+        waits = reason["code"] != ReasonCode.PAUSED.lower()
+        place += waits
         if trial_id not in standings:
             standings[trial_id] = PlannedStanding(
-                queue_place=place, message=reason["message"], eta_at=reason["eta_at"] or 0.0
+                queue_place=place if waits else 0, message=reason["message"], eta_at=reason["eta_at"] or 0.0
             )
     # An allocation's id is that of its trial and the number of its attempt.
     for allocation_id in plan["to_release"]:

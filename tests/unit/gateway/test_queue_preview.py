@@ -87,13 +87,22 @@ def test_what_is_refused(policy: str, experiment: int, change: Any, code: str) -
     assert refusal.value.code == code
 
 
+def test_a_paused_trial_has_no_place_as_in_the_list_of_jobs() -> None:
+    changed = snapshot()
+    changed["tasks"][1]["hold"] = "paused"
+    simulation = parse_simulation(json.dumps(changed))
+    standings = standings_of(dump_plan(plan(simulation.snapshot, simulation.now)))
+    assert {id_: one.queue_place for id_, one in standings.items()} == {"2.1": 0, "3.1": 1, "4.1": 2, "5.1": 3}
+    assert "paused" in standings["2.1"].message
+
+
 def test_plans_are_compared_by_what_they_decide() -> None:
-    reason = {"message": "waits", "eta_at": 50.0}
+    reason = {"code": "insufficient_slots", "message": "waits", "eta_at": 50.0}
     before = {"to_allocate": {"2.1": {"a1": 2}}, "to_release": [], "reasons": {"3.1": reason, "10.1": reason}}
     after = {
         "to_allocate": {"3.1": {"a1": 2}},
         "to_release": ["1.1.4"],
-        "reasons": {"2.1": reason, "10.1": {"message": "waits differently", "eta_at": 50.2}},
+        "reasons": {"2.1": reason, "10.1": {"code": "insufficient_slots", "message": "waits differently", "eta_at": 50.2}},
     }
     differences = compare(standings_of(before), standings_of(after), 2)
     waits = PlannedStanding(queue_place=1, message="waits", eta_at=50.0)
