@@ -6,6 +6,7 @@ import { isConnected } from "./api/client";
 import { streamProblem } from "./api/live_store";
 import { Enter, SignIn } from "./pages/sign_in";
 import { Loading } from "./parts/basic";
+import { Reload } from "./reload";
 import { href, match, place, type View, type ViewProps } from "./router";
 import { loadUser, problem, signOut, user } from "./session";
 import { theme } from "./theme";
@@ -69,10 +70,18 @@ function Shown({ view, ids }: { view: View; ids: string[] }) {
   const [component, setComponent] = useState<{ Component: ComponentType<ViewProps> } | null>(null);
   useEffect(() => {
     document.title = `${[view.title, ...ids].join(" ")} – Gangline`;
-    view.load().then(
-      (Component) => setComponent({ Component }),
-      () => complain("the gateway does not send this page; it may have a newer version: reload the window"),
-    );
+    const reload = new Reload();
+    const load = async () => {
+      try {
+        const Component = await view.load();
+        reload.succeed();
+        setComponent({ Component });
+      } catch {
+        reload.fail();
+      }
+    };
+    void load();
+    return () => reload.end();
   }, [view, ids]);
   return component === null ? <Loading /> : <component.Component ids={ids} />;
 }

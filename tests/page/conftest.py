@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
+from gangline.client import Client
 from tests.support import stand_in_jupyter
 from tests.support.browser import describe_windows, running_browser, window
 from tests.support.cluster import Cluster, running_cluster
@@ -49,18 +50,22 @@ def _left_clean(shared_clusters: list[Cluster]) -> Iterator[None]:
     yield
     for cluster in shared_clusters:
         with cluster.connect() as client:
-            for experiment_id in {task.trial.experiment_id for task in client.list_tasks()}:
-                client.kill_experiment(experiment_id)
-            models = client.list_models(limit=0)
-            for view in models:
-                client.unarchive_model(view.model.name)
-            for found in client.list_model_versions(limit=0):
-                for alias in found.aliases:
-                    client.remove_model_alias(found.model_name, alias)
-                client.delete_model_version(found.model_name, found.version.number)
-            for view in models:
-                client.delete_model(view.model.name)
-            until_sync(lambda client=client: client.list_tasks() == [], "no work in the cluster")
+            _clean(client)
+
+
+def _clean(client: Client) -> None:
+    for experiment_id in {task.trial.experiment_id for task in client.list_tasks()}:
+        client.kill_experiment(experiment_id)
+    models = client.list_models(limit=0)
+    for view in models:
+        client.unarchive_model(view.model.name)
+    for found in client.list_model_versions(limit=0):
+        for alias in found.aliases:
+            client.remove_model_alias(found.model_name, alias)
+        client.delete_model_version(found.model_name, found.version.number)
+    for view in models:
+        client.delete_model(view.model.name)
+    until_sync(lambda: client.list_tasks() == [], "no work in the cluster")
 
 
 @pytest.fixture(scope="session")

@@ -32,12 +32,15 @@ READ_FOCUS = """() => {
 }"""
 
 
-# Opens a dialog with the focused button, closes it with its own, and opens it again before the browser tells of the end.
+# Opens a dialog with the focused button, closes it with its own, and opens it again before the browser tells of that.
 OPEN_TWICE = """async () => {
   const opener = document.activeElement;
   window.closings = 0;
   const opened = () => new Promise((found) => {
-    const look = () => document.querySelector("dialog[open]") ? found(document.querySelector("dialog")) : setTimeout(look);
+    const look = () => {
+      const dialog = document.querySelector("dialog[open]");
+      if (dialog) found(dialog); else setTimeout(look);
+    };
     look();
   });
   opener.click();

@@ -262,3 +262,24 @@ def test_a_view_that_could_not_be_read_is_read_again(
     page.unroute(part)
     expect(alert).to_have_count(0)
     expect(page.locator("figure, table").first).to_be_visible()
+
+
+def test_a_view_whose_code_did_not_come_is_loaded_again(page: Page, cluster: Cluster, search_id: int) -> None:
+    """A machine that changes its network ends what the browser was loading."""
+    # A part of the view's code. The browser remembers its failure until the window is loaded anew.
+    page.route("**/assets/changes-*.js", lambda route: route.abort("failed"), times=1)
+    page.goto(f"{cluster.http_url}/experiments/{search_id}")
+    expect(page.get_by_role("button", name="Fork")).to_be_visible()
+
+
+def test_a_view_whose_code_never_comes_says_what_to_do(page: Page, cluster: Cluster, search_id: int) -> None:
+    tries = []
+    page.on("requestfailed", lambda asked: tries.append(asked.url) if "/assets/changes-" in asked.url else None)
+    page.route("**/assets/changes-*.js", lambda route: route.abort("failed"))
+    page.goto(f"{cluster.http_url}/experiments/{search_id}")
+    expect(page.get_by_role("alert")).to_contain_text("reload the window", timeout=60_000)
+    # The window was loaded anew three times, and no more.
+    assert 4 <= len(tries) <= 8
+    page.unroute("**/assets/changes-*.js")
+    page.reload()
+    expect(page.get_by_role("button", name="Fork")).to_be_visible()

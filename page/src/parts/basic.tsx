@@ -140,13 +140,7 @@ export function Dialog({ title, isWide = false, onClose, children }: DialogProps
     close();
   };
   return (
-    <dialog
-      ref={dialog}
-      class={isWide ? "wide" : ""}
-      aria-labelledby="dialog-title"
-      onCancel={cancel}
-      onClose={close}
-    >
+    <dialog ref={dialog} class={isWide ? "wide" : ""} aria-labelledby="dialog-title" onCancel={cancel} onClose={close}>
       <h2 id="dialog-title">{title}</h2>
       {children}
     </dialog>
@@ -171,7 +165,7 @@ export function Confirm({ title, action, onConfirm, onClose, children }: Confirm
     } catch (failure) {
       complain(failure);
     }
-    if (!isGone.current) onClose();
+    onClose();
   };
   return (
     <Dialog title={title} onClose={onClose}>

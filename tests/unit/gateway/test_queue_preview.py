@@ -102,7 +102,10 @@ def test_plans_are_compared_by_what_they_decide() -> None:
     after = {
         "to_allocate": {"3.1": {"a1": 2}},
         "to_release": ["1.1.4"],
-        "reasons": {"2.1": reason, "10.1": {"code": "insufficient_slots", "message": "waits differently", "eta_at": 50.2}},
+        "reasons": {
+            "2.1": reason,
+            "10.1": {"code": "insufficient_slots", "message": "waits differently", "eta_at": 50.2},
+        },
     }
     differences = compare(standings_of(before), standings_of(after), 2)
     waits = PlannedStanding(queue_place=1, message="waits", eta_at=50.0)
