@@ -69,6 +69,7 @@ _ENTRIES = {
     "model": _Entry("project.model", "app", True, ("m",)),
     "template": _Entry("project.template", "app", True, ("tpl",)),
     "user": _Entry("account.user", "app", True, ("u",)),
+    "quota": _Entry("account.quota", "app", True),
     "token": _Entry("account.token", "app", True, ("tkn",)),
 }
 # The options of these are those of the program that they run, including --help.

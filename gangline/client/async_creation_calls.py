@@ -14,6 +14,7 @@ from typing import Any
 
 from gangline.client.async_connection import in_thread, in_thread_to_its_end, pause_for
 from gangline.client.async_project import AsyncProjectMethods
+from gangline.client.async_quota import AsyncQuotaMethods
 from gangline.client.async_registry import AsyncRegistryMethods
 from gangline.client.async_saved_view import AsyncSavedViewMethods
 from gangline.client.async_user import AsyncUserMethods
@@ -37,7 +38,9 @@ _CODE_SECONDS = 10.0
 _CODE_PAUSE_SECONDS = 0.2
 
 
-class AsyncCreationCalls(AsyncProjectMethods, AsyncRegistryMethods, AsyncSavedViewMethods, AsyncUserMethods):
+class AsyncCreationCalls(
+    AsyncProjectMethods, AsyncRegistryMethods, AsyncSavedViewMethods, AsyncUserMethods, AsyncQuotaMethods
+):
     """Base of ExperimentCalls."""
 
     async def create_prepared(

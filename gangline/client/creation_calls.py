@@ -17,6 +17,7 @@ from gangline.client.attempts import say_create
 from gangline.client.call_message import new_request_id
 from gangline.client.connection import in_thread, in_thread_to_its_end, pause_for
 from gangline.client.project import ProjectMethods
+from gangline.client.quota import QuotaMethods
 from gangline.client.record import Created
 from gangline.client.registry import RegistryMethods
 from gangline.client.saved_view import SavedViewMethods
@@ -38,7 +39,7 @@ _CODE_SECONDS = 10.0
 _CODE_PAUSE_SECONDS = 0.2
 
 
-class CreationCalls(ProjectMethods, RegistryMethods, SavedViewMethods, UserMethods):
+class CreationCalls(ProjectMethods, RegistryMethods, SavedViewMethods, UserMethods, QuotaMethods):
     """Base of ExperimentCalls."""
 
     def create_prepared(

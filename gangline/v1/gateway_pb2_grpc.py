@@ -5,6 +5,7 @@ import warnings
 
 from gangline.v1 import gateway_pb2 as gangline_dot_v1_dot_gateway__pb2
 from gangline.v1 import project_pb2 as gangline_dot_v1_dot_project__pb2
+from gangline.v1 import quota_pb2 as gangline_dot_v1_dot_quota__pb2
 from gangline.v1 import registry_pb2 as gangline_dot_v1_dot_registry__pb2
 from gangline.v1 import user_pb2 as gangline_dot_v1_dot_user__pb2
 
@@ -346,6 +347,21 @@ class GatewayServiceStub(object):
                 '/gangline.v1.GatewayService/RevokeToken',
                 request_serializer=gangline_dot_v1_dot_user__pb2.RevokeTokenRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_user__pb2.RevokeTokenResponse.FromString,
+                _registered_method=True)
+        self.ListQuotas = channel.unary_unary(
+                '/gangline.v1.GatewayService/ListQuotas',
+                request_serializer=gangline_dot_v1_dot_quota__pb2.ListQuotasRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_quota__pb2.ListQuotasResponse.FromString,
+                _registered_method=True)
+        self.SetQuota = channel.unary_unary(
+                '/gangline.v1.GatewayService/SetQuota',
+                request_serializer=gangline_dot_v1_dot_quota__pb2.SetQuotaRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_quota__pb2.SetQuotaResponse.FromString,
+                _registered_method=True)
+        self.RemoveQuota = channel.unary_unary(
+                '/gangline.v1.GatewayService/RemoveQuota',
+                request_serializer=gangline_dot_v1_dot_quota__pb2.RemoveQuotaRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_quota__pb2.RemoveQuotaResponse.FromString,
                 _registered_method=True)
         self.ListSavedViews = channel.unary_unary(
                 '/gangline.v1.GatewayService/ListSavedViews',
@@ -803,6 +819,27 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListQuotas(self, request, context):
+        """The quotas that the caller may see, each with its use.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetQuota(self, request, context):
+        """Administrators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveQuota(self, request, context):
+        """Administrators only. Removing a quota that does not exist changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListSavedViews(self, request, context):
         """The caller's views of lists, by list and name.
         """
@@ -1164,6 +1201,21 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.RevokeToken,
                     request_deserializer=gangline_dot_v1_dot_user__pb2.RevokeTokenRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_user__pb2.RevokeTokenResponse.SerializeToString,
+            ),
+            'ListQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQuotas,
+                    request_deserializer=gangline_dot_v1_dot_quota__pb2.ListQuotasRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_quota__pb2.ListQuotasResponse.SerializeToString,
+            ),
+            'SetQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetQuota,
+                    request_deserializer=gangline_dot_v1_dot_quota__pb2.SetQuotaRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_quota__pb2.SetQuotaResponse.SerializeToString,
+            ),
+            'RemoveQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveQuota,
+                    request_deserializer=gangline_dot_v1_dot_quota__pb2.RemoveQuotaRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_quota__pb2.RemoveQuotaResponse.SerializeToString,
             ),
             'ListSavedViews': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSavedViews,
@@ -2875,6 +2927,87 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/RevokeToken',
             gangline_dot_v1_dot_user__pb2.RevokeTokenRequest.SerializeToString,
             gangline_dot_v1_dot_user__pb2.RevokeTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ListQuotas',
+            gangline_dot_v1_dot_quota__pb2.ListQuotasRequest.SerializeToString,
+            gangline_dot_v1_dot_quota__pb2.ListQuotasResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/SetQuota',
+            gangline_dot_v1_dot_quota__pb2.SetQuotaRequest.SerializeToString,
+            gangline_dot_v1_dot_quota__pb2.SetQuotaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/RemoveQuota',
+            gangline_dot_v1_dot_quota__pb2.RemoveQuotaRequest.SerializeToString,
+            gangline_dot_v1_dot_quota__pb2.RemoveQuotaResponse.FromString,
             options,
             channel_credentials,
             insecure,

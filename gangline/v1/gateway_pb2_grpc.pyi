@@ -9,6 +9,7 @@ import abc
 import collections.abc
 import gangline.v1.gateway_pb2
 import gangline.v1.project_pb2
+import gangline.v1.quota_pb2
 import gangline.v1.registry_pb2
 import gangline.v1.user_pb2
 import grpc
@@ -1022,6 +1023,54 @@ _GatewayServiceRevokeTokenType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceListQuotasType = typing_extensions.TypeVar(
+    '_GatewayServiceListQuotasType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.ListQuotasRequest,
+        gangline.v1.quota_pb2.ListQuotasResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.ListQuotasRequest,
+        gangline.v1.quota_pb2.ListQuotasResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.ListQuotasRequest,
+        gangline.v1.quota_pb2.ListQuotasResponse,
+    ],
+)
+
+_GatewayServiceSetQuotaType = typing_extensions.TypeVar(
+    '_GatewayServiceSetQuotaType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.SetQuotaRequest,
+        gangline.v1.quota_pb2.SetQuotaResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.SetQuotaRequest,
+        gangline.v1.quota_pb2.SetQuotaResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.SetQuotaRequest,
+        gangline.v1.quota_pb2.SetQuotaResponse,
+    ],
+)
+
+_GatewayServiceRemoveQuotaType = typing_extensions.TypeVar(
+    '_GatewayServiceRemoveQuotaType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.RemoveQuotaRequest,
+        gangline.v1.quota_pb2.RemoveQuotaResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.RemoveQuotaRequest,
+        gangline.v1.quota_pb2.RemoveQuotaResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.RemoveQuotaRequest,
+        gangline.v1.quota_pb2.RemoveQuotaResponse,
+    ],
+)
+
 _GatewayServiceListSavedViewsType = typing_extensions.TypeVar(
     '_GatewayServiceListSavedViewsType',
     grpc.UnaryUnaryMultiCallable[
@@ -1134,7 +1183,7 @@ _GatewayServiceConnectTaskType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceListModelsType, _GatewayServiceGetModelType, _GatewayServiceListModelVersionsType, _GatewayServiceGetModelVersionType, _GatewayServiceUpdateModelType, _GatewayServiceUpdateModelVersionType, _GatewayServiceSetModelAliasType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceCreateKeyType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceListSavedViewsType, _GatewayServiceGetSavedViewType, _GatewayServiceCreateSavedViewType, _GatewayServiceUpdateSavedViewType, _GatewayServiceDeleteSavedViewType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceListModelsType, _GatewayServiceGetModelType, _GatewayServiceListModelVersionsType, _GatewayServiceGetModelVersionType, _GatewayServiceUpdateModelType, _GatewayServiceUpdateModelVersionType, _GatewayServiceSetModelAliasType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceCreateKeyType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceListQuotasType, _GatewayServiceSetQuotaType, _GatewayServiceRemoveQuotaType, _GatewayServiceListSavedViewsType, _GatewayServiceGetSavedViewType, _GatewayServiceCreateSavedViewType, _GatewayServiceUpdateSavedViewType, _GatewayServiceDeleteSavedViewType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -1384,6 +1433,18 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.user_pb2.RevokeTokenRequest,
             gangline.v1.user_pb2.RevokeTokenResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.quota_pb2.ListQuotasRequest,
+            gangline.v1.quota_pb2.ListQuotasResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.quota_pb2.SetQuotaRequest,
+            gangline.v1.quota_pb2.SetQuotaResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.quota_pb2.RemoveQuotaRequest,
+            gangline.v1.quota_pb2.RemoveQuotaResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ListSavedViewsRequest,
@@ -1666,6 +1727,18 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.user_pb2.RevokeTokenResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.quota_pb2.ListQuotasRequest,
+            gangline.v1.quota_pb2.ListQuotasResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.quota_pb2.SetQuotaRequest,
+            gangline.v1.quota_pb2.SetQuotaResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.quota_pb2.RemoveQuotaRequest,
+            gangline.v1.quota_pb2.RemoveQuotaResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ListSavedViewsRequest,
             gangline.v1.gateway_pb2.ListSavedViewsResponse,
         ],
@@ -1865,6 +1938,15 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     RevokeToken: _GatewayServiceRevokeTokenType
     """Of the caller; administrators revoke any. Revoking one that is revoked changes nothing."""
+
+    ListQuotas: _GatewayServiceListQuotasType
+    """The quotas that the caller may see, each with its use."""
+
+    SetQuota: _GatewayServiceSetQuotaType
+    """Administrators only."""
+
+    RemoveQuota: _GatewayServiceRemoveQuotaType
+    """Administrators only. Removing a quota that does not exist changes nothing."""
 
     ListSavedViews: _GatewayServiceListSavedViewsType
     """The caller's views of lists, by list and name."""
@@ -2136,6 +2218,18 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.user_pb2.RevokeTokenRequest,
         gangline.v1.user_pb2.RevokeTokenResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.ListQuotasRequest,
+        gangline.v1.quota_pb2.ListQuotasResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.SetQuotaRequest,
+        gangline.v1.quota_pb2.SetQuotaResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.RemoveQuotaRequest,
+        gangline.v1.quota_pb2.RemoveQuotaResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.ListSavedViewsRequest,
@@ -2648,6 +2742,30 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.user_pb2.RevokeTokenResponse, collections.abc.Awaitable[gangline.v1.user_pb2.RevokeTokenResponse]]:
         """Of the caller; administrators revoke any. Revoking one that is revoked changes nothing."""
+
+    @abc.abstractmethod
+    def ListQuotas(
+        self,
+        request: gangline.v1.quota_pb2.ListQuotasRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.quota_pb2.ListQuotasResponse, collections.abc.Awaitable[gangline.v1.quota_pb2.ListQuotasResponse]]:
+        """The quotas that the caller may see, each with its use."""
+
+    @abc.abstractmethod
+    def SetQuota(
+        self,
+        request: gangline.v1.quota_pb2.SetQuotaRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.quota_pb2.SetQuotaResponse, collections.abc.Awaitable[gangline.v1.quota_pb2.SetQuotaResponse]]:
+        """Administrators only."""
+
+    @abc.abstractmethod
+    def RemoveQuota(
+        self,
+        request: gangline.v1.quota_pb2.RemoveQuotaRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.quota_pb2.RemoveQuotaResponse, collections.abc.Awaitable[gangline.v1.quota_pb2.RemoveQuotaResponse]]:
+        """Administrators only. Removing a quota that does not exist changes nothing."""
 
     @abc.abstractmethod
     def ListSavedViews(

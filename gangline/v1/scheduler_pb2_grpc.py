@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from gangline.v1 import project_pb2 as gangline_dot_v1_dot_project__pb2
+from gangline.v1 import quota_pb2 as gangline_dot_v1_dot_quota__pb2
 from gangline.v1 import registry_pb2 as gangline_dot_v1_dot_registry__pb2
 from gangline.v1 import scheduler_pb2 as gangline_dot_v1_dot_scheduler__pb2
 from gangline.v1 import user_pb2 as gangline_dot_v1_dot_user__pb2
@@ -216,6 +217,16 @@ class SchedulerServiceStub(object):
                 '/gangline.v1.SchedulerService/RevokeToken',
                 request_serializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceRevokeTokenRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceRevokeTokenResponse.FromString,
+                _registered_method=True)
+        self.SetQuota = channel.unary_unary(
+                '/gangline.v1.SchedulerService/SetQuota',
+                request_serializer=gangline_dot_v1_dot_quota__pb2.SchedulerServiceSetQuotaRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_quota__pb2.SchedulerServiceSetQuotaResponse.FromString,
+                _registered_method=True)
+        self.RemoveQuota = channel.unary_unary(
+                '/gangline.v1.SchedulerService/RemoveQuota',
+                request_serializer=gangline_dot_v1_dot_quota__pb2.SchedulerServiceRemoveQuotaRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_quota__pb2.SchedulerServiceRemoveQuotaResponse.FromString,
                 _registered_method=True)
         self.EndExperiment = channel.unary_unary(
                 '/gangline.v1.SchedulerService/EndExperiment',
@@ -495,6 +506,20 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetQuota(self, request, context):
+        """Sets limits of a user or a workspace. A request id makes its change once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveQuota(self, request, context):
+        """Removes both limits. Removing a quota that does not exist changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EndExperiment(self, request, context):
         """Earlier names, for gateways of an earlier version. They do what KillExperiment, UpdateExperiment,
         KillTrial, UpdateAgent, and DeleteCheckpoints or ConfirmCheckpointsDeleted do.
@@ -709,6 +734,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.RevokeToken,
                     request_deserializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceRevokeTokenRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_user__pb2.SchedulerServiceRevokeTokenResponse.SerializeToString,
+            ),
+            'SetQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetQuota,
+                    request_deserializer=gangline_dot_v1_dot_quota__pb2.SchedulerServiceSetQuotaRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_quota__pb2.SchedulerServiceSetQuotaResponse.SerializeToString,
+            ),
+            'RemoveQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveQuota,
+                    request_deserializer=gangline_dot_v1_dot_quota__pb2.SchedulerServiceRemoveQuotaRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_quota__pb2.SchedulerServiceRemoveQuotaResponse.SerializeToString,
             ),
             'EndExperiment': grpc.unary_unary_rpc_method_handler(
                     servicer.EndExperiment,
@@ -1708,6 +1743,60 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/RevokeToken',
             gangline_dot_v1_dot_user__pb2.SchedulerServiceRevokeTokenRequest.SerializeToString,
             gangline_dot_v1_dot_user__pb2.SchedulerServiceRevokeTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/SetQuota',
+            gangline_dot_v1_dot_quota__pb2.SchedulerServiceSetQuotaRequest.SerializeToString,
+            gangline_dot_v1_dot_quota__pb2.SchedulerServiceSetQuotaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/RemoveQuota',
+            gangline_dot_v1_dot_quota__pb2.SchedulerServiceRemoveQuotaRequest.SerializeToString,
+            gangline_dot_v1_dot_quota__pb2.SchedulerServiceRemoveQuotaResponse.FromString,
             options,
             channel_credentials,
             insecure,

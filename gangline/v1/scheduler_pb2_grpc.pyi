@@ -8,6 +8,7 @@ from etcd is read there, so this is only what changes state or lives in the lead
 import abc
 import collections.abc
 import gangline.v1.project_pb2
+import gangline.v1.quota_pb2
 import gangline.v1.registry_pb2
 import gangline.v1.scheduler_pb2
 import gangline.v1.user_pb2
@@ -606,6 +607,38 @@ _SchedulerServiceRevokeTokenType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceSetQuotaType = typing_extensions.TypeVar(
+    '_SchedulerServiceSetQuotaType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.SchedulerServiceSetQuotaRequest,
+        gangline.v1.quota_pb2.SchedulerServiceSetQuotaResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.SchedulerServiceSetQuotaRequest,
+        gangline.v1.quota_pb2.SchedulerServiceSetQuotaResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.SchedulerServiceSetQuotaRequest,
+        gangline.v1.quota_pb2.SchedulerServiceSetQuotaResponse,
+    ],
+)
+
+_SchedulerServiceRemoveQuotaType = typing_extensions.TypeVar(
+    '_SchedulerServiceRemoveQuotaType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaRequest,
+        gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaRequest,
+        gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaRequest,
+        gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaResponse,
+    ],
+)
+
 _SchedulerServiceEndExperimentType = typing_extensions.TypeVar(
     '_SchedulerServiceEndExperimentType',
     grpc.UnaryUnaryMultiCallable[
@@ -686,7 +719,7 @@ _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServicePreviewRetentionType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceImportCheckpointType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceGetSearchEventsType, _SchedulerServicePostSearchOperationsType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceUpdateModelType, _SchedulerServiceUpdateModelVersionType, _SchedulerServiceSetModelAliasType, _SchedulerServiceCreateUserType, _SchedulerServiceUpdateUserType, _SchedulerServiceEndSessionType, _SchedulerServiceCreateTokenType, _SchedulerServiceRevokeTokenType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServicePreviewRetentionType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceImportCheckpointType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceGetSearchEventsType, _SchedulerServicePostSearchOperationsType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceUpdateModelType, _SchedulerServiceUpdateModelVersionType, _SchedulerServiceSetModelAliasType, _SchedulerServiceCreateUserType, _SchedulerServiceUpdateUserType, _SchedulerServiceEndSessionType, _SchedulerServiceCreateTokenType, _SchedulerServiceRevokeTokenType, _SchedulerServiceSetQuotaType, _SchedulerServiceRemoveQuotaType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -832,6 +865,14 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.user_pb2.SchedulerServiceRevokeTokenRequest,
             gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.quota_pb2.SchedulerServiceSetQuotaRequest,
+            gangline.v1.quota_pb2.SchedulerServiceSetQuotaResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaRequest,
+            gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.EndExperimentRequest,
@@ -1002,6 +1043,14 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.quota_pb2.SchedulerServiceSetQuotaRequest,
+            gangline.v1.quota_pb2.SchedulerServiceSetQuotaResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaRequest,
+            gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.EndExperimentRequest,
             gangline.v1.scheduler_pb2.EndExperimentResponse,
         ],
@@ -1129,6 +1178,12 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
     """Makes a token, or returns the one that this request id made before."""
 
     RevokeToken: _SchedulerServiceRevokeTokenType
+
+    SetQuota: _SchedulerServiceSetQuotaType
+    """Sets limits of a user or a workspace. A request id makes its change once."""
+
+    RemoveQuota: _SchedulerServiceRemoveQuotaType
+    """Removes both limits. Removing a quota that does not exist changes nothing."""
 
     EndExperiment: _SchedulerServiceEndExperimentType
     """Earlier names, for gateways of an earlier version. They do what KillExperiment, UpdateExperiment,
@@ -1287,6 +1342,14 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.user_pb2.SchedulerServiceRevokeTokenRequest,
         gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.SchedulerServiceSetQuotaRequest,
+        gangline.v1.quota_pb2.SchedulerServiceSetQuotaResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaRequest,
+        gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.EndExperimentRequest,
@@ -1597,6 +1660,22 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         request: gangline.v1.user_pb2.SchedulerServiceRevokeTokenRequest,
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse, collections.abc.Awaitable[gangline.v1.user_pb2.SchedulerServiceRevokeTokenResponse]]: ...
+
+    @abc.abstractmethod
+    def SetQuota(
+        self,
+        request: gangline.v1.quota_pb2.SchedulerServiceSetQuotaRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.quota_pb2.SchedulerServiceSetQuotaResponse, collections.abc.Awaitable[gangline.v1.quota_pb2.SchedulerServiceSetQuotaResponse]]:
+        """Sets limits of a user or a workspace. A request id makes its change once."""
+
+    @abc.abstractmethod
+    def RemoveQuota(
+        self,
+        request: gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaResponse, collections.abc.Awaitable[gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaResponse]]:
+        """Removes both limits. Removing a quota that does not exist changes nothing."""
 
     @abc.abstractmethod
     def EndExperiment(

@@ -24,6 +24,8 @@
 | checkpoints/<checkpoint id>      | Checkpoint          | leader                  | until its files are gone   |
 | users/<name>                     | User                | leader                  | for ever                   |
 | tokens/<token id>                | AccessToken         | leader                  | 30 days after its end      |
+| quotas/<kind>/<key>              | Quota               | leader                  | until removed              |
+| slot_use/<kind>/<key>            | SlotUse             | leader                  | with its user, workspace   |
 | fusion/<key>                     | FusionRecord        | leader                  | 30 days, or until forgotten|
 
 "leader" means: only in a transaction guarded by the leader key's create revision. Which slots are taken is derived
@@ -56,6 +58,8 @@ ALLOCATIONS = ROOT + "allocations/"
 CHECKPOINTS = ROOT + "checkpoints/"
 USERS = ROOT + "users/"
 TOKENS = ROOT + "tokens/"
+QUOTAS = ROOT + "quotas/"
+SLOT_USE = ROOT + "slot_use/"
 FUSION = ROOT + "fusion/"
 
 
@@ -102,6 +106,14 @@ def user(name: str) -> str:
 
 def token(token_id: int) -> str:
     return f"{TOKENS}{token_id:010d}"
+
+
+def quota(subject_id: str) -> str:
+    return QUOTAS + subject_id
+
+
+def slot_use(subject_id: str) -> str:
+    return SLOT_USE + subject_id
 
 
 def fusion(key: str) -> str:

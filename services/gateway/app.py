@@ -20,6 +20,7 @@ from services.gateway.http import (
     operation,
     project,
     queue,
+    quota,
     registry,
     saved_view,
     series,
@@ -47,7 +48,7 @@ _DESCRIBED: Any = {"title": "Gangline", "version": gangline.__version__, "descri
 # In the order in which their routes are tried.
 _PARTS = (
     experiment, table, live, history, queue, agent, cluster, usage, fusion, operation, artifact, project, registry,
-    series, user, session, saved_view, task,
+    series, user, session, saved_view, task, quota,
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from gangline.config.layer.secret import hide_default_secrets, hide_secrets
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
+from gangline.domain.quota import Quota, SlotUse
 from gangline.domain.registry import Model, ModelVersion
 from gangline.domain.resource import Agent, Cluster, Counter, ServiceInstance, count_deleted
 from gangline.domain.search import Search
@@ -105,6 +106,8 @@ class ClusterState:
         self.checkpoints = RecordTable(keys.CHECKPOINTS, Checkpoint, lambda checkpoint: checkpoint.experiment_id)
         self.users = RecordTable(keys.USERS, User, lambda user: user.id)
         self.tokens = RecordTable(keys.TOKENS, AccessToken, lambda token: token.token_sha256)
+        self.quotas = RecordTable(keys.QUOTAS, Quota)
+        self.slot_use = RecordTable(keys.SLOT_USE, SlotUse)
         self.fusion = RecordTable(keys.FUSION, FusionRecord)
         self.workspaces = RecordTable(keys.WORKSPACES, Workspace, keep=hide_default_secrets)
         self.projects = RecordTable(keys.PROJECTS, Project, keep=hide_default_secrets)
@@ -121,6 +124,7 @@ class ClusterState:
             self.experiments, self.trials, self.searches, self.requests, self.allocations, self.agents,
             self.checkpoints, self.users, self.tokens, self.fusion, self.workspaces, self.projects, self.templates,
             self.models, self.model_versions, self.instances, self._leader, self._cluster, self._next_experiment,
+            self.quotas, self.slot_use,
         )  # fmt: skip
 
     @property

@@ -41,6 +41,7 @@ from services.gateway.usecase.output import Outputs
 from services.gateway.usecase.project import Projects
 from services.gateway.usecase.queue import JobQueue
 from services.gateway.usecase.queue_preview import QueuePreview
+from services.gateway.usecase.quota import Quotas
 from services.gateway.usecase.registry import Registry
 from services.gateway.usecase.removal import Removals
 from services.gateway.usecase.runner.code import CodeDelivery
@@ -216,6 +217,10 @@ class UserCases:
             authenticator=shared.authenticator,
             cluster_token=shared.cluster_token,
         )
+
+    @property
+    def quotas(self) -> Quotas:
+        return Quotas(self.caller, self._shared.mirror, self._shared.leader)
 
     @property
     def saved_views(self) -> SavedViews:

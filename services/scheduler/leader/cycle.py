@@ -18,6 +18,7 @@ import structlog
 
 from gangline.domain.allocation import Allocation, Reason, Request
 from gangline.domain.experiment import Experiment
+from gangline.domain.quota import Quota
 from gangline.domain.resource import Agent
 from gangline.domain.state import ExitKind
 from gangline.domain.state import State as Stage
@@ -253,7 +254,7 @@ def is_urgent(change: StateChange, full: Collection[str], knows: Callable[[int],
     """
     calm = (Stage.STARTING, Stage.RUNNING)
     return (
-        change.touches(Agent)
+        change.touches(Agent, Quota)
         or any(not request.slots or request.pool not in full for request in change.all_of(Request))
         or any(record_type is Allocation for record_type, _ in change.deletes)
         or any(allocation.state not in calm for allocation in change.all_of(Allocation))

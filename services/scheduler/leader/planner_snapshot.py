@@ -16,6 +16,7 @@ from gangline.config.elastic import sizes_of
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
 from gangline.domain.explanation import describe_exclusion, troubles_of
+from gangline.domain.quota import Quota
 from gangline.domain.resource import Agent
 from gangline.domain.state import AgentState, Availability, ReasonCode
 from gangline.domain.state import State as Stage
@@ -25,6 +26,7 @@ from services.scheduler.placement.request.snapshot import default_pool
 from services.scheduler.rendezvous.network import gang_problems
 from services.scheduler.state.estimate import Estimates, Progress
 from services.scheduler.state.hold import is_held
+from services.scheduler.state.quota import limit_of, quotas_of, subjects_of
 from services.scheduler.state.records import SchedulerState, get
 from services.scheduler.state.rules import DEFAULT_PRIORITY
 from services.scheduler.state.settled import settled_of
@@ -67,6 +69,7 @@ def take_snapshot(
         _gang_problems(agents, network_interface),
     )
     look.memory.note_gateway(has_gateway)
+    look.memory.note_quotas(tuple(state.all_of(Quota)))
     look.refresh()
     running = tuple(look.running(allocation) for allocation in state.all_of(Allocation))
     return Snapshot(
@@ -77,6 +80,7 @@ def take_snapshot(
         groups=look.memory.groups(),
         revision=state.revision,
         typical_run_seconds=typical_run_seconds or {},
+        limits={quota.id: limit_of(state, quota, now) for quota in look.memory.quotas},
     )
 
 
@@ -103,6 +107,7 @@ class SnapshotMemory:
     def __init__(self) -> None:
         self.num_changes = 0
         self.has_gateway = True
+        self.quotas: tuple[Quota, ...] = ()
         self.queue = Queue()
         self._experiments: dict[int, _Known] = {}
         self._groups: dict[str, Group] = {}
@@ -112,6 +117,13 @@ class SnapshotMemory:
         requests."""
         if has_gateway != self.has_gateway:
             self.has_gateway, self.num_changes = has_gateway, 0
+
+    def note_quotas(self, quotas: tuple[Quota, ...]) -> None:
+        """Notes the quotas. If other users or workspaces have one, everything is read again, because requests and
+        running work name those that count for them."""
+        if quotas != self.quotas and {quota.id for quota in quotas} != {quota.id for quota in self.quotas}:
+            self.num_changes = 0
+        self.quotas = quotas
 
     def groups(self) -> dict[str, Group]:
         """Returns the groups of these experiments."""
@@ -144,6 +156,7 @@ class _Known:
     is_preemptible: bool
     smaller_sizes: tuple[int, ...] = ()
     is_single_agent: bool = False
+    limits: tuple[str, ...] = ()  # the quotas that count for it
     waiting: list[PendingRequest] = field(default_factory=list)  # requests of its waiting trials
 
 
@@ -210,6 +223,7 @@ class _Look:
             grow_at=allocation.grow_at,
             is_growing=is_stopping and is_growing(allocation),
             is_preemptible=remembered.is_preemptible,
+            limits=remembered.limits,
         )
 
     def _wanted(self, allocation: Allocation, remembered: _Known, trial: Trial) -> PendingRequest | None:
@@ -256,6 +270,7 @@ class _Look:
             shrink_at=request.shrink_at,
             kept_slots=request.kept_slots,
             is_preemptible=remembered.is_preemptible,
+            limits=remembered.limits,
         )
 
     def _hold_of(self, request: Request, experiment: Experiment) -> ReasonCode | None:
@@ -315,7 +330,10 @@ class _Look:
         default = self.default_priorities.get(resources.pool_name, DEFAULT_PRIORITY)
         priority = resources.priority if resources.priority is not None else default
         group = Group(group_of(experiment_id), resources.max_slots, resources.weight, priority)
-        return _Known(experiment, group, resources.preemptible, sizes_of(settled), resources.is_single_node)
+        limits: tuple[str, ...] = ()
+        if self.memory.quotas:
+            limits = tuple(quota.id for quota in quotas_of(self.state, subjects_of(self.state, experiment)))
+        return _Known(experiment, group, resources.preemptible, sizes_of(settled), resources.is_single_node, limits)
 
     def _checkpoint_age(self, allocation: Allocation, trial: Trial) -> float | None:
         """Returns the age of this attempt's latest checkpoint; None when it has saved none yet."""

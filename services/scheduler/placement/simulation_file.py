@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,6 +25,7 @@ from services.scheduler.placement.request.snapshot import (
     ON_CALL_IS_IMPOSSIBLE,
     AgentRoom,
     Group,
+    Limit,
     PendingRequest,
     PoolConfig,
     Running,
@@ -33,7 +34,15 @@ from services.scheduler.placement.request.snapshot import (
     default_preemption,
 )
 from services.scheduler.placement.request.snapshot_change import dump_change
-from services.scheduler.placement.simulation_model import HOLDS, SWITCHED_OFF, AgentEntry, File, GroupEntry, TaskEntry
+from services.scheduler.placement.simulation_model import (
+    HOLDS,
+    SWITCHED_OFF,
+    AgentEntry,
+    File,
+    GroupEntry,
+    QuotaEntry,
+    TaskEntry,
+)
 
 POOL = "default"
 
@@ -51,12 +60,17 @@ def parse_simulation(text: str) -> Simulation:
     file = _read(text)
     _check_distinct("agents", (agent.id for agent in file.agents))
     _check_distinct("groups", (group.id for group in file.groups))
+    _check_distinct("quotas", (quota.id for quota in file.quotas))
     _check_distinct("tasks", (task.id for task in file.tasks))
     groups = {group.id: _group(group) for group in file.groups}
     agents = {agent.id: _agent(agent, f"agents[{number}]") for number, agent in enumerate(file.agents)}
     requests: list[PendingRequest] = []
     running: list[Running] = []
+    limits = {quota.id: _limit(quota) for quota in file.quotas}
     for number, entry in enumerate(file.tasks):
+        for place, quota_id in enumerate(entry.quotas):
+            if quota_id not in limits:
+                raise _error(f"tasks[{number}].quotas[{place}]", f"there is no quota {quota_id!r}")
         task = _task(entry, groups, file.config.queue_positions)
         if entry.allocated_on is None:
             requests.append(task)
@@ -73,6 +87,7 @@ def parse_simulation(text: str) -> Simulation:
         tuple(running),
         groups,
         typical_run_seconds={POOL: file.typical_run_seconds},
+        limits=limits,
     )
     newest = max((task.submitted_at for task in file.tasks), default=0.0)
     return Simulation(snapshot, newest if file.now is None else file.now)
@@ -141,8 +156,19 @@ def dump_simulation(snapshot: Snapshot, pool: str, now: float) -> dict[str, Any]
             {"id": group.id, "max_slots": group.max_slots, "weight": group.weight, "priority": group.priority}
             for group in snapshot.groups.values()
         ],
+        "quotas": [asdict(limit) for limit in _limits_of(snapshot, pool)],
         "tasks": [*(_dump_running(work) for work in running), *(_dump_request(request) for request in requests)],
     }
+
+
+def _limits_of(snapshot: Snapshot, pool: str) -> list[Limit]:
+    """Returns the limits with what other pools hold, because the file has one pool."""
+    held: dict[str, int] = defaultdict(int)
+    for work in snapshot.running:
+        if work.pool != pool:
+            for limit_id in work.limits:
+                held[limit_id] += work.slots
+    return [replace(limit, held_elsewhere=limit.held_elsewhere + held[limit.id]) for limit in snapshot.limits.values()]
 
 
 def _config(file: File) -> PoolConfig:
@@ -191,6 +217,18 @@ def _group(entry: GroupEntry) -> Group:
     return Group(entry.id, entry.max_slots, entry.weight, entry.priority)
 
 
+def _limit(entry: QuotaEntry) -> Limit:
+    return Limit(
+        entry.id,
+        entry.name or entry.id,
+        entry.max_slots,
+        entry.slot_hours,
+        entry.used_hours,
+        entry.renews_at,
+        entry.held_elsewhere,
+    )
+
+
 def _task(entry: TaskEntry, groups: Mapping[str, Group], positions: Mapping[str, float]) -> PendingRequest:
     """Its own priority counts, else that of its group. A task without a group forms a group by itself."""
     group = entry.id if entry.group is None else entry.group
@@ -214,6 +252,7 @@ def _task(entry: TaskEntry, groups: Mapping[str, Group], positions: Mapping[str,
         smaller_sizes=entry.smaller_sizes,
         shrink_at=entry.shrink_at,
         kept_slots=entry.kept_slots,
+        limits=entry.quotas,
     )
 
 
@@ -261,6 +300,7 @@ def _running(entry: TaskEntry, task: PendingRequest, agents: dict[str, AgentRoom
         else replace(task, trial_id=entry.trial or task.trial_id, slots=entry.full_slots),
         grow_at=entry.grow_at,
         is_growing=entry.growing,
+        limits=task.limits,
     )
 
 
@@ -352,6 +392,7 @@ def _dump_running(work: Running) -> dict[str, Any]:
         "checkpoint_age": work.checkpoint_age_seconds,
         "on_call": work.is_on_call,
         "bounded": work.is_bounded,
+        "quotas": list(work.limits),
         **_dump_growth(work),
     }
 
@@ -390,4 +431,5 @@ def _dump_request(request: PendingRequest) -> dict[str, Any]:
         "smaller_sizes": list(request.smaller_sizes),
         "shrink_at": request.shrink_at,
         "kept_slots": request.kept_slots,
+        "quotas": list(request.limits),
     }

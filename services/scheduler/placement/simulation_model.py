@@ -77,6 +77,18 @@ class GroupEntry(Section):
     priority: Priority = DEFAULT_PRIORITY
 
 
+class QuotaEntry(Section):
+    """A quota of a user or a workspace. None for no such limit."""
+
+    id: Name
+    name: str = ""  # for reasons; empty for its id
+    max_slots: Count | None = None
+    slot_hours: Positive | None = None
+    used_hours: Positive = 0.0
+    renews_at: FiniteFloat = 0.0
+    held_elsewhere: Count = 0  # slots that work outside of the file holds
+
+
 class TaskEntry(Section):
     """A task that waits, or that runs where it has `allocated_on`."""
 
@@ -98,6 +110,7 @@ class TaskEntry(Section):
     smaller_sizes: Rows[Annotated[int, Field(ge=1)]] = ()
     shrink_at: Positive = 0.0
     kept_slots: Count = 0
+    quotas: Rows[str] = ()  # ids of the quotas for which its slots count
     allocated_on: dict[str, Count] | None = None  # slots by agent; an agent's name alone stands for all of its slots
     occupies: bool = False  # whether its slots are busy besides `used_slots`
     draining_on: dict[str, Count] = Field(default_factory=dict)
@@ -143,6 +156,7 @@ class File(Section):
     config: ConfigEntry = ConfigEntry()
     agents: Rows[AgentEntry] = ()
     groups: Rows[GroupEntry] = ()
+    quotas: Rows[QuotaEntry] = ()
     tasks: Rows[TaskEntry] = ()
 
     @field_validator("policy")

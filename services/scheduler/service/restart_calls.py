@@ -20,6 +20,7 @@ from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.service.access import require_cluster
 from services.scheduler.state.records import get
 from services.scheduler.state.settled import settled_of
+from services.scheduler.transition.quota_change import check_submit
 from services.scheduler.transition.restart import NewCode, continue_experiment
 from services.scheduler.transition.submit_check import check_place
 
@@ -36,11 +37,13 @@ class RestartCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.SchedulerServiceContinueExperimentResponse:
         require_cluster()
         term = self._leader_status.require(request.user)
-        stored = get(term.state, Experiment, request.experiment_id).config_json
+        ended = get(term.state, Experiment, request.experiment_id)
+        stored = ended.config_json
         # Reading a large configuration takes a tenth of a second.
         config_json, warnings = await asyncio.to_thread(_override, stored, request.overrides_json)
-        warnings += check_place(settled_of(config_json), term.pools, list(term.state.all_of(Agent)))
-        rules, now = term.context.rules, time.time()
+        rules, now, settled = term.context.rules, time.time(), settled_of(config_json)
+        warnings += check_place(settled, term.pools, list(term.state.all_of(Agent)))
+        warnings += check_submit(term.state, ended.owner, ended.home_id, settled, now)
         num_deleted = request.num_deleted_experiments if request.HasField("num_deleted_experiments") else None
         code = NewCode(request.code_sha256, num_deleted) if request.code_sha256 else None
         change = await term.store.commit_asked(

@@ -32,6 +32,7 @@ from services.scheduler.leader.term import Term
 from services.scheduler.placement.simulation_file import dump_simulation
 from services.scheduler.service.access import require_cluster
 from services.scheduler.service.earlier_calls import EarlierCalls
+from services.scheduler.service.quota_calls import QuotaChangeCalls
 from services.scheduler.service.registry_change_calls import RegistryChangeCalls
 from services.scheduler.service.removal_calls import RemovalChangeCalls
 from services.scheduler.service.restart_calls import RestartCalls
@@ -64,7 +65,13 @@ _log = structlog.get_logger(__name__)
 
 
 class SchedulerService(
-    EarlierCalls, RemovalChangeCalls, RestartCalls, SearchCalls, RegistryChangeCalls, UserChangeCalls
+    EarlierCalls,
+    RemovalChangeCalls,
+    RestartCalls,
+    SearchCalls,
+    RegistryChangeCalls,
+    UserChangeCalls,
+    QuotaChangeCalls,
 ):
     def __init__(self, leader_status: LeaderStatus) -> None:
         self._leader_status = leader_status

@@ -29,7 +29,9 @@ from services.scheduler.leader.continuation import warm_up_if_drawn
 from services.scheduler.leader.term import Term
 from services.scheduler.state.records import Records
 from services.scheduler.transition.account.user_change import check_active
-from services.scheduler.transition.submit_check import admit, check_repeated, submit_experiment
+from services.scheduler.transition.project.project_move import home_of
+from services.scheduler.transition.quota_change import check_submit
+from services.scheduler.transition.submit_check import AdmittedSubmission, admit, check_repeated, submit_experiment
 
 _log = structlog.get_logger(__name__)
 
@@ -58,6 +60,8 @@ async def submit_one(
     else:
         # It takes a tenth of a second to read.
         submission, warnings = await asyncio.to_thread(admit, submitted, term.pools, agents, rng)
+    if earlier_experiment is None:
+        warnings += _check_quotas(term, submission, time.time())
     await warm_up_if_drawn(submission.config_json)
     if request.HasField("num_deleted_experiments"):
         submission = replace(submission, num_deleted=request.num_deleted_experiments)
@@ -75,6 +79,13 @@ async def submit_one(
     return scheduler_pb2.SubmitExperimentResponse(
         experiment=wire.to_proto(experiment), revision=term.state.revision, warnings=warnings
     )
+
+
+def _check_quotas(term: Term, submission: AdmittedSubmission, now: float) -> list[str]:
+    """Returns warnings. Raises GanglineError `quota.never_fits`, and those of a workspace or project that does not take
+    the experiment."""
+    project = home_of(term.state, submission.workspace, submission.project)
+    return check_submit(term.state, submission.owner, project.id, submission.settled, now)
 
 
 def _find_sources(term: Term, request: scheduler_pb2.SubmitExperimentRequest, earlier: Experiment | None) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, ProjectCounter, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
+from gangline.domain.quota import Quota, SlotUse
 from gangline.domain.registry import Model, ModelVersion
 from gangline.domain.resource import Agent, Cluster, Counter
 from gangline.domain.search import Search, SearchLog
@@ -28,6 +29,8 @@ _KEY_OF: dict[type[Any], Callable[[Any], str]] = {
     Checkpoint: keys.checkpoint,
     User: keys.user,
     AccessToken: keys.token,
+    Quota: keys.quota,
+    SlotUse: keys.slot_use,
     FusionRecord: keys.fusion,
     Workspace: keys.workspace,
     Project: keys.project,
@@ -50,6 +53,8 @@ _KIND_OF_PREFIX: dict[str, type[Any]] = {
     keys.CHECKPOINTS: Checkpoint,
     keys.USERS: User,
     keys.TOKENS: AccessToken,
+    keys.QUOTAS: Quota,
+    keys.SLOT_USE: SlotUse,
     keys.FUSION: FusionRecord,
     keys.WORKSPACES: Workspace,
     keys.PROJECTS: Project,

@@ -1,7 +1,8 @@
 """PURE: decides what keeps an experiment's trials from starting, whatever room there is.
 
-A paused experiment gets no slots, and no experiment gets more slots at once than resources.max_slots. The planner
-applies both rules; placing checks them again, so that no plan made on an older snapshot breaks them.
+A paused experiment gets no slots, no experiment gets more slots at once than resources.max_slots, and no user and no
+workspace more than its quota. The planner applies these rules; placing checks them again, so that no plan made on an
+older snapshot breaks them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from gangline.domain.allocation import Reason
 from gangline.domain.experiment import Experiment
 from gangline.domain.state import ReasonCode, State
 from services.scheduler.placement.request.snapshot_change import Change, Release, describe_changes
+from services.scheduler.state.quota import breached_quota
 from services.scheduler.state.records import Records, live_allocation_of
 from services.scheduler.state.settled import settled_of
 
@@ -22,9 +24,9 @@ def is_held(experiment: Experiment) -> bool:
     return experiment.state in (State.PAUSED, State.STOPPING)
 
 
-def may_start(records: Records, experiment: Experiment, slots: int) -> bool:
+def may_start(records: Records, experiment: Experiment, slots: int, now: float) -> bool:
     """Returns whether this experiment may get this many more slots now."""
-    if is_held(experiment):
+    if is_held(experiment) or breached_quota(records, experiment, slots, now) is not None:
         return False
     limit = settled_of(experiment.config_json).resources.max_slots
     return limit is None or _slots_held(records, experiment.id) + slots <= limit

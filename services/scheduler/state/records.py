@@ -17,11 +17,13 @@ from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, ProjectCounter, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.id import absent, allocation_id
+from gangline.domain.quota import Quota, SlotUse
 from gangline.domain.registry import Model, ModelVersion
 from gangline.domain.resource import Agent, Cluster, Counter, count_deleted
 from gangline.domain.search import Search, SearchLog
 from gangline.domain.state import State
 from gangline.domain.user import AccessToken, User, UserCounter
+from services.scheduler.state.held_slots import ChangedSlots, Held, HeldSlots
 
 Record = (
     Experiment
@@ -44,6 +46,8 @@ Record = (
     | ProjectCounter
     | AccessToken
     | UserCounter
+    | Quota
+    | SlotUse
 )
 Id = str | int
 Reference = tuple[type[Any], Id]
@@ -141,6 +145,10 @@ class Records(Protocol):
         """Returns the model's versions, in no particular order."""
         ...
 
+    def held(self) -> Held:
+        """Returns the slots of live allocations, by owner (name) and by project (id)."""
+        ...
+
 
 def get(records: Records, record_type: type[R], record_id: Id) -> R:
     """Returns the record. Raises GanglineError `<record type>.not_found`."""
@@ -185,6 +193,7 @@ class SchedulerState:
     _beginning_ids: defaultdict[str, set[int]] = field(default_factory=_sets)
     _version_ids: defaultdict[str, set[str]] = field(default_factory=_sets)  # by the checkpoint that they name
     _model_version_ids: defaultdict[int, set[str]] = field(default_factory=_sets)
+    _held: HeldSlots = field(default_factory=HeldSlots)
     num_changes: int = 0  # number of changes of experiments' records since the state was made
     _changed: dict[int, int] = field(default_factory=dict)
 
@@ -247,6 +256,9 @@ class SchedulerState:
     def versions_of_model(self, model_id: int) -> list[ModelVersion]:
         return [self.tables[ModelVersion][key] for key in self._model_version_ids.get(model_id, ())]
 
+    def held(self) -> Held:
+        return self._held
+
     def changed_since(self, num_changes: int) -> Iterator[int]:
         """Yields the experiments of which a record changed after the count of changes was `num_changes`, the latest
         first.
@@ -287,6 +299,7 @@ class SchedulerState:
             case Allocation():
                 for member in record.members:
                     self._allocation_ids[member.agent_id].add(record.id)
+                self._held.put_allocation(record, self.find(Experiment, record.experiment_id))
             case Checkpoint():
                 self._checkpoint_ids[record.trial_id].add(record.id)
             case Search():
@@ -296,6 +309,7 @@ class SchedulerState:
                 self._version_ids[record.checkpoint_id].add(record.id)
                 self._model_version_ids[record.model_id].add(record.id)
             case Experiment():
+                self._held.put_experiment(record)
                 if record.request_id:
                     self._experiment_ids[record.request_id] = record.id
                 if record.is_deleting:
@@ -309,6 +323,7 @@ class SchedulerState:
             case Allocation():
                 for member in record.members:
                     self._allocation_ids[member.agent_id].discard(record.id)
+                self._held.remove_allocation(record)
             case Checkpoint():
                 self._checkpoint_ids[record.trial_id].discard(record.id)
             case Search():
@@ -451,3 +466,11 @@ class Draft:
         there = {version.id: version for version in before}
         there |= {version.id: version for version in new if is_wanted(version)}
         return [version for key, version in there.items() if (ModelVersion, key) not in self._deletes]
+
+    def held(self) -> Held:
+        puts, find = self._puts.values(), self._base.find
+        new = [each for each in puts if isinstance(each, Allocation) and find(Allocation, each.id) is None]
+        gone = [find(Allocation, key) for record_type, key in self._deletes if record_type is Allocation]
+        begun = [(allocation, self.find(Experiment, allocation.experiment_id)) for allocation in new]
+        ended = [(each, find(Experiment, each.experiment_id)) for each in gone if each is not None]
+        return ChangedSlots(self._base.held(), begun, ended)

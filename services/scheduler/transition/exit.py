@@ -1,7 +1,7 @@
 """PURE: the end of a member, the end of its allocation with the last member, and the trial's next state.
 
 The first failure stops the rest of the gang. When every member has ended, the allocation is gone and its slots are free
-in the same change that ends or requeues the trial.
+in the same change that ends or requeues the trial, and that counts its slot-hours.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from services.scheduler.state.rules import Rules
 from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.exclusion import exclude
 from services.scheduler.transition.experiment import settle_experiment
+from services.scheduler.transition.quota_use import count_use
 from services.scheduler.transition.request import queue
 from services.scheduler.transition.retry import (
     RetryTerms,
@@ -80,6 +81,7 @@ def _finish(draft: Draft, allocation: Allocation, rules: Rules, now: float, *, h
     if settled.task_kind is None:
         decision = step_down_if_it_helps(decision, trial, allocation, started.batches_completed if started else 0)
     draft.delete(Allocation, allocation.id)
+    count_use(draft, experiment, allocation, now)
     ending = decision.failure.message if decision.failure is not None else allocation.stop_reason
     trial = replace(
         trial,

@@ -52,7 +52,7 @@ def place(records: Records, assignment: Assignment, *, epoch: int, rules: Rules,
     experiment, slots = get(records, Experiment, request.experiment_id), sum(slots_by_agent.values())
     if not may_have(request, slots, settled_of(experiment.config_json), now):
         return StateChange()
-    if not may_start(records, experiment, slots):
+    if not may_start(records, experiment, slots, now):
         return StateChange()
     # Slot ids are chosen last: all checks before can still turn the assignment down.
     members = _members(records, slots_by_agent, now)

@@ -1,5 +1,5 @@
 """PURE: limits that do not depend on the running work: shapes of requests that a pool could ever hold, and caps of
-groups.
+groups, and limits of users and workspaces.
 
 The agents are counted by size once for each plan. A request that avoids some agents subtracts these from the count, so
 its answer adds no cost for other requests.
@@ -14,7 +14,7 @@ from math import inf
 from typing import Literal
 
 from services.scheduler.placement.capacity.feasibility import can_counted_hold
-from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, PoolView, Shape
+from services.scheduler.placement.request.snapshot import AgentRoom, Limit, PendingRequest, PoolView, Shape
 
 Verdict = Literal["fits", "unhealthy", "never"]
 
@@ -102,23 +102,52 @@ def is_over_several(request: PendingRequest, agents: Iterable[AgentRoom]) -> boo
     return not request.is_single_agent and request.slots > max((a.slots + a.disabled for a in agents), default=0)
 
 
-class Quota:
-    """Counts the slots of each group. used: by group; grows with the plan."""
+class QuotaCount:
+    """Counts the slots of each group against its cap, and those of each limit (the quota of a user or a workspace).
+
+    used: by group. held: by limit, over all pools. promised: by limit, what this plan has given away. All of them only
+    grow with the plan, so a request that was refused stays refused.
+    """
 
     def __init__(self, view: PoolView) -> None:
-        self._groups = view.groups
+        self._groups, self._limits = view.groups, view.limits
         self.used: defaultdict[str, int] = defaultdict(int)
         for work in view.running:
             self.used[work.group] += work.slots
+        self.held: defaultdict[str, int] = defaultdict(int)
+        self.promised: defaultdict[str, int] = defaultdict(int)
+        if view.limits:
+            self.held.update((limit.id, limit.held_elsewhere) for limit in view.limits.values())
+            for work in view.running:
+                for limit_id in work.limits:
+                    self.held[limit_id] += work.slots
 
     def cap_of(self, group: str) -> float:
         group_record = self._groups.get(group)
         return inf if group_record is None or group_record.max_slots is None else group_record.max_slots
 
     def allows(self, request: PendingRequest) -> bool:
-        if not request.slots:
+        return self.allows_more(request.group, request.limits, request.slots)
+
+    def allows_more(self, group: str, limits: Iterable[str], slots: int) -> bool:
+        """Returns whether the cap and the limits allow so many more slots. Work without slots is always allowed."""
+        if not slots:
             return True
-        return self.used[request.group] + request.slots <= self.cap_of(request.group)
+        return self.used[group] + slots <= self.cap_of(group) and self.breached(limits, slots) is None
+
+    def breached(self, limits: Iterable[str], slots: int) -> Limit | None:
+        """Returns the first limit that does not allow so many more slots; None if all do."""
+        for limit_id in limits:
+            limit = self._limits.get(limit_id)
+            if limit is not None and not limit.allows(self.held[limit_id], slots):
+                return limit
+        return None
 
     def promise(self, request: PendingRequest) -> None:
-        self.used[request.group] += request.slots
+        self.promise_more(request.group, request.limits, request.slots)
+
+    def promise_more(self, group: str, limits: Iterable[str], slots: int) -> None:
+        self.used[group] += slots
+        for limit_id in limits:
+            self.held[limit_id] += slots
+            self.promised[limit_id] += slots

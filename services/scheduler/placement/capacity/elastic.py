@@ -52,8 +52,7 @@ def promise_growth(view: PoolView, now: float, promises: Promises, capability: C
 
     quota = promises.quota
     for work, wanted in _growth_candidates(view.running, now):
-        extra = wanted.slots - work.slots
-        if quota.used[work.group] + extra > quota.cap_of(work.group):
+        if not quota.allows_more(work.group, work.limits, wanted.slots - work.slots):
             continue
         if any(has_more_right(request, wanted) for request in view.requests):
             continue

@@ -251,4 +251,7 @@ class Ledger:
         if may_shrink(request, self.now):
             # Each request of this kind may still start on fewer slots.
             return False
+        if request.slots and self.quota.breached(request.limits, request.slots) is not None:
+            # All requests of this kind count for the same limits, with as many slots.
+            return True
         return self._settled_cause(request, "") is not None or self.capability.of(request) != "fits"

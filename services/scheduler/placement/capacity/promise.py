@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from services.scheduler.placement.capacity.capability import Quota
+from services.scheduler.placement.capacity.capability import QuotaCount
 from services.scheduler.placement.capacity.coming import ComingSlots
 from services.scheduler.placement.capacity.outlook import Outlook
 from services.scheduler.placement.capacity.room import Room, Slots
@@ -52,7 +52,7 @@ class Promises:
         self._now = now
         self.room = Room(view.agents, view.config)
         self.outlook = Outlook(self.room, view.running, now)
-        self.quota = Quota(view)
+        self.quota = QuotaCount(view)
         self.coming = ComingSlots(view.running, self.room)
         self.assignments: list[Assignment] = []
         self.preemptions: list[Preemption] = []
@@ -89,7 +89,7 @@ class Promises:
         if not work.is_growing:
             self.preemptions.append(Preemption(work.allocation_id, work.trial_id, is_growth=True))
         self.coming.keep_for_growth(work, left)
-        self.quota.used[work.group] += wanted.slots - work.slots
+        self.quota.promise_more(work.group, work.limits, wanted.slots - work.slots)
         self._works.append(self._as_running(wanted, slots_by_agent))
 
     def outlook_now(self, stoppable: Sequence[Running]) -> Outlook:

@@ -7,8 +7,9 @@ A request that others would get ahead of also has to be moved to the front of th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from math import inf
 
 from gangline.domain.state import ReasonCode
 from services.scheduler.placement.capacity.capability import is_over_several
@@ -17,7 +18,7 @@ from services.scheduler.placement.capacity.ledger import Ledger
 from services.scheduler.placement.capacity.outlook import Opening
 from services.scheduler.placement.capacity.promise import Waiting
 from services.scheduler.placement.capacity.room import Room
-from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, Shape
+from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, Running, Shape
 from services.scheduler.placement.request.snapshot_change import (
     AddAgents,
     Change,
@@ -25,6 +26,8 @@ from services.scheduler.placement.request.snapshot_change import (
     EnableAgents,
     EndWork,
     MoveToFront,
+    RaiseHours,
+    RaiseLimit,
     RaiseMaxSlots,
     Release,
     RestoreNetwork,
@@ -56,6 +59,8 @@ class Counterfactual:
             changes = (MoveToFront(request.trial_id), *changes)
         if waiting.cause == "quota" or self._exceeds_cap(request):
             changes = (*self._raise(request), *changes)
+        if request.limits and request.slots:
+            changes = self._within_limits(request, changes)
         if waiting.cause in ("held", "backoff") or request.not_before_at > self._ledger.now:
             changes = (Release(request.trial_id, _released(request)), *changes)
         return changes
@@ -75,6 +80,35 @@ class Counterfactual:
         if not request.slots or not self._exceeds_cap(request):
             return ()
         return (RaiseMaxSlots(request.group, self._used[request.group] + request.slots),)
+
+    def _within_limits(self, request: PendingRequest, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+        """Adds what the limits of the request need: the ends of work that counts for them, the earliest first, or
+        higher limits where these ends do not suffice. What a request ahead takes of a limit needs no change."""
+        view = self._ledger.view
+        ended = next((set(change.allocation_ids) for change in changes if isinstance(change, EndWork)), set[str]())
+        raised: list[Change] = []
+        for limit_id in request.limits:
+            limit = view.limits.get(limit_id)
+            if limit is None:
+                continue
+            if limit.is_spent:
+                raised.append(RaiseHours(limit_id, limit.name, limit.used_hours, limit.renews_at))
+            if limit.max_slots is None:
+                continue
+            holders = view.holders.get(limit_id, ())
+            held = limit.held_elsewhere + sum(work.slots for work in holders if work.pool == request.pool)
+            needed = held + request.slots - limit.max_slots
+            if needed <= 0:
+                continue
+            chosen = _earliest(holders, ended, needed) if request.slots <= limit.max_slots else None
+            if chosen is None:
+                raised.append(RaiseLimit(limit_id, limit.name, held + request.slots))
+            else:
+                ended |= chosen
+        if ended:
+            others = tuple(change for change in changes if not isinstance(change, EndWork))
+            changes = (*others, EndWork(tuple(sorted(ended))))
+        return (*raised, *changes)
 
     def _room_for(self, request: PendingRequest) -> tuple[Change, ...]:
         shape = request.shape
@@ -127,6 +161,27 @@ class Counterfactual:
         idle = [replace(agent, used=0, draining=0, used_zero_slot=0) for agent in agents]
         fit = find_fit(request, Room(idle, config))
         return (EmptyAgents(tuple(sorted(fit))),) if fit else ()
+
+
+def _earliest(holders: Sequence[Running], ended: Collection[str], needed: int) -> set[str] | None:
+    """Returns the work that ends first and gives back so many slots, beside the work that ends anyway; None if there is
+    not enough. ended: allocations that end anyway."""
+    chosen: list[Running] = []
+    needed -= sum(work.slots for work in holders if work.allocation_id in ended)
+    for work in sorted(holders, key=lambda work: (work.estimated_end_at or inf, work.allocation_id)):
+        if needed <= 0:
+            break
+        if work.slots and work.allocation_id not in ended:
+            chosen.append(work)
+            needed -= work.slots
+    if needed > 0:
+        return None
+    # Work that ends early and is not needed after all is left out.
+    for work in tuple(chosen):
+        if needed + work.slots <= 0:
+            chosen.remove(work)
+            needed += work.slots
+    return {work.allocation_id for work in chosen}
 
 
 def _more_agents(request: PendingRequest, agents: Sequence[AgentRoom], pool: str) -> AddAgents:

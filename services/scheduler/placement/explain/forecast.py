@@ -12,16 +12,17 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from heapq import heappop, heappush
-from math import inf, log2
+from math import log2
 
 from services.scheduler.placement.capacity.free_slots import FreeSlots
 from services.scheduler.placement.capacity.ledger import Ledger
 from services.scheduler.placement.capacity.outlook import LEAST_LEFT_SECONDS, Opening, freed_by
 from services.scheduler.placement.capacity.promise import Waiting
-from services.scheduler.placement.request.snapshot import UNKNOWN_RUN_SECONDS, PendingRequest
+from services.scheduler.placement.request.snapshot import UNKNOWN_RUN_SECONDS, PendingRequest, Running
 
 # A step beyond every profile.
 _NEVER = 1 << 30
+_Key = str | tuple[str]
 # Causes that time alone does not remove, so that there is no ETA.
 _CERTAIN = ("never", "unhealthy", "held")
 
@@ -143,37 +144,62 @@ class Forecast:
 
 
 class _Caps:
-    """Tracks what each group with a cap holds, and when it gives that back."""
+    """Tracks what each group with a cap and each limit holds, and when that is given back. A key is a group, or a limit
+    in a tuple of its own, because both may have one name. What a limit has in other pools counts as held for ever."""
 
     def __init__(self, ledger: Ledger, run_seconds: Callable[[PendingRequest], float]) -> None:
         self._now = ledger.now
-        self._cap_of = ledger.quota.cap_of
-        self._used: Counter[str] = Counter()
-        self._ends: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
-        self._free_at: dict[str, float] = {}
-        capped = {group.id for group in ledger.view.groups.values() if group.max_slots is not None}
-        if not capped:
+        self._limits = ledger.view.limits
+        self._used: Counter[_Key] = Counter()
+        self._ends: defaultdict[_Key, list[tuple[float, int]]] = defaultdict(list)
+        self._free_at: dict[_Key, float] = {}
+        self._caps: dict[_Key, int] = {
+            group.id: group.max_slots for group in ledger.view.groups.values() if group.max_slots is not None
+        }
+        for limit in self._limits.values():
+            if limit.max_slots is not None:
+                self._caps[limit.id,] = limit.max_slots
+                self._used[limit.id,] = limit.held_elsewhere
+        if not self._caps:
             return
         for end, work in ledger.promises.outlook.ends:
-            if work.group in capped:
-                self._promise(work.group, work.slots, end)
+            for key in self._keys(work):
+                self._promise(key, work.slots, end)
         requests = {request.trial_id: request for request in ledger.view.requests}
         for assignment in ledger.promises.assignments:
             self.promise(request := requests[assignment.trial_id], ledger.now + run_seconds(request))
 
     def allowed_at(self, request: PendingRequest) -> float | None:
-        """Returns the time from which the group's cap lets the request start; None for never."""
-        group, cap = request.group, self._cap_of(request.group)
-        while self._used[group] + request.slots > cap and self._ends[group]:
-            end, slots = heappop(self._ends[group])
-            self._used[group] -= slots
-            self._free_at[group] = max(self._free_at.get(group, self._now), end)
-        return None if self._used[group] + request.slots > cap else self._free_at.get(group, self._now)
+        """Returns the time from which the group's cap and the limits let the request start; None for never."""
+        allowed_at = self._now
+        if not request.slots:
+            return allowed_at
+        for limit_id in request.limits:
+            limit = self._limits.get(limit_id)
+            if limit is not None and limit.is_spent:
+                allowed_at = max(allowed_at, limit.renews_at)
+        for key in self._keys(request):
+            while self._used[key] + request.slots > self._caps[key] and self._ends[key]:
+                end, slots = heappop(self._ends[key])
+                self._used[key] -= slots
+                self._free_at[key] = max(self._free_at.get(key, self._now), end)
+            if self._used[key] + request.slots > self._caps[key]:
+                return None
+            allowed_at = max(allowed_at, self._free_at.get(key, self._now))
+        return allowed_at
 
     def promise(self, request: PendingRequest, end_at: float) -> None:
-        if request.slots and self._cap_of(request.group) < inf:
-            self._promise(request.group, request.slots, end_at)
+        if request.slots:
+            for key in self._keys(request):
+                self._promise(key, request.slots, end_at)
 
-    def _promise(self, group: str, slots: int, end_at: float) -> None:
-        self._used[group] += slots
-        heappush(self._ends[group], (end_at, slots))
+    def _keys(self, work: PendingRequest | Running) -> list[_Key]:
+        """Returns the caps and limits that count for this request or work."""
+        keys: list[_Key] = [work.group] if work.group in self._caps else []
+        if work.limits:
+            keys += [(limit_id,) for limit_id in work.limits if (limit_id,) in self._caps]
+        return keys
+
+    def _promise(self, key: _Key, slots: int, end_at: float) -> None:
+        self._used[key] += slots
+        heappush(self._ends[key], (end_at, slots))

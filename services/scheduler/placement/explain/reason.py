@@ -12,6 +12,7 @@ from functools import cached_property
 
 from gangline.domain.allocation import Reason
 from gangline.domain.id import describe_allocations, describe_trial
+from gangline.domain.quota import format_hours
 from gangline.domain.state import ReasonCode
 from services.scheduler.placement.capacity.capability import is_over_several
 from services.scheduler.placement.capacity.elastic import SOON_SECONDS
@@ -22,7 +23,7 @@ from services.scheduler.placement.capacity.room import Bin
 from services.scheduler.placement.explain.counterfactual import Counterfactual
 from services.scheduler.placement.explain.forecast import Forecast
 from services.scheduler.placement.request.assignment import Lazy, PoolPlan
-from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, Shape
+from services.scheduler.placement.request.snapshot import AgentRoom, Limit, PendingRequest, Shape
 from services.scheduler.placement.request.snapshot_change import (
     Change,
     EnableAgents,
@@ -52,7 +53,13 @@ def close(ledger: Ledger) -> PoolPlan:
         for assignment in ledger.promises.assignments
     )
     return PoolPlan(
-        assignments, tuple(ledger.promises.preemptions), reasons, changes, ledger.reserved.reservation, ledger.look_at
+        assignments,
+        tuple(ledger.promises.preemptions),
+        reasons,
+        changes,
+        ledger.reserved.reservation,
+        ledger.look_at,
+        dict(ledger.quota.promised),
     )
 
 
@@ -144,7 +151,9 @@ class PlanExplanation:
         if waiting.cause == "claim":
             return self._ledger.promises.claims[waiting.request.trial_id]
         if waiting.cause == "quota":
-            return self._holders.get(waiting.request.group, ())
+            request, quota = waiting.request, self._ledger.quota
+            is_capped = quota.used[request.group] + request.slots > quota.cap_of(request.group)
+            return self._holders.get(request.group, ()) if is_capped else self._ending(changes)
         reservation = self._reserved.reservation
         if waiting.cause == "behind" and reservation is not None:
             return (reservation.trial_id,)
@@ -210,9 +219,22 @@ class PlanExplanation:
         return ReasonCode.AGENTS_UNHEALTHY, f"{_needs_for_good(request)}; {lack_text}"
 
     def _quota(self, request: PendingRequest) -> _Sentence:
-        cap, used = self._ledger.quota.cap_of(request.group), self._ledger.quota.used[request.group]
+        quota = self._ledger.quota
+        limit = quota.breached(request.limits, request.slots)
+        cap, used = quota.cap_of(request.group), quota.used[request.group]
+        if limit is not None and used + request.slots <= cap:
+            return ReasonCode.QUOTA_EXCEEDED, f"{_needs(request)}; {self._limit_text(limit, request)}"
         what = f"{_needs(request)}; {request.group} holds or was promised {used} of its max_slots {cap:g}"
         return ReasonCode.QUOTA_EXCEEDED, what
+
+    def _limit_text(self, limit: Limit, request: PendingRequest) -> str:
+        if limit.slot_hours is not None and limit.is_spent:
+            used, hours = format_hours(limit.used_hours), format_hours(limit.slot_hours)
+            return f"{limit.name} has used {used} of {hours} slot-hours of this month"
+        max_slots = limit.max_slots or 0
+        if request.slots > max_slots:
+            return f"{limit.name} may have {max_slots} at a time"
+        return f"{limit.name} has or was promised {self._ledger.quota.held[limit.id]} of {max_slots} slots"
 
     def _claim(self, request: PendingRequest) -> _Sentence:
         stopping = self._ledger.promises.claims[request.trial_id]

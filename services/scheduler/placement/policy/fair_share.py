@@ -14,6 +14,7 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from services.scheduler.placement.capacity.capability import QuotaCount
 from services.scheduler.placement.capacity.ledger import Ledger
 from services.scheduler.placement.capacity.outlook import freed_by
 from services.scheduler.placement.capacity.room import Room
@@ -75,13 +76,16 @@ def fair_shares(view: PoolView, capacity: float) -> dict[str, float]:
 
 
 def _wanted(view: PoolView) -> Mapping[str, float]:
-    """Returns, by group, the slots that it holds and waits for, up to its cap."""
+    """Returns, by group, the slots that it holds and waits for, up to its cap. A request that its limits do not let
+    start wants nothing: its share would be left over."""
     wanted: dict[str, float] = defaultdict(float)
     for work in view.running:
         wanted[work.group] += work.slots
+    quota = QuotaCount(view)
     for request in view.requests:
-        if request.hold is None:
+        if request.hold is None and quota.breached(request.limits, request.slots) is None:
             wanted[request.group] += request.slots
+            quota.promise(request)
     caps = {group: view.cap_of(group) for group in wanted}
     return {group: want if caps[group] is None else min(want, caps[group] or 0) for group, want in wanted.items()}
 

@@ -55,6 +55,7 @@ class PoolPlan:
     reservation: Reservation | None = None
     # time at which another plan may decide otherwise although nothing has changed; None for never
     look_at: float | None = None
+    promised: Mapping[str, int] = field(default_factory=dict)  # by limit, the slots that this plan gives away
 
 
 V = TypeVar("V")

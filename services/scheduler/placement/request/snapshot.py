@@ -69,12 +69,35 @@ class Group:
     priority: int = DEFAULT_PRIORITY
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Describes the quota of a user or a workspace, over all pools. id: by which requests and running work name it."""
+
+    id: str
+    name: str  # for reasons, such as "user ada"
+    max_slots: int | None = None  # slots at a time; None for no limit
+    slot_hours: float | None = None  # of a month; None for no limit
+    used_hours: float = 0.0  # in this month until now
+    renews_at: float = 0.0  # when the next month begins; 0 without slot_hours
+    # slots that are held or promised beside the work that the planner sees, such as in other pools
+    held_elsewhere: int = 0
+
+    @property
+    def is_spent(self) -> bool:
+        """Returns whether the month's slot-hours are used up, so that nothing starts."""
+        return self.slot_hours is not None and self.used_hours >= self.slot_hours
+
+    def allows(self, held: int, slots: int) -> bool:
+        """Returns whether so many more slots may start. held: the slots that are held already."""
+        return not self.is_spent and (self.max_slots is None or held + slots <= self.max_slots)
+
+
 # Slots, single agent, blocklist, excluded agents.
 Shape = tuple[int, bool, tuple[str, ...], tuple[tuple[str, str], ...]]
 # Smaller sizes, shrink_at, kept slots.
 Elastic = tuple[tuple[int, ...], float, int]
-# Shape, preemptible, certain to end by its estimate, hold, elastic sizes.
-Kind = tuple[Shape, bool, bool, ReasonCode | None, Elastic | None]
+# Shape, preemptible, certain to end by its estimate, hold, elastic sizes, limits.
+Kind = tuple[Shape, bool, bool, ReasonCode | None, Elastic | None, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +131,7 @@ class PendingRequest:
     smaller_sizes: tuple[int, ...] = ()
     shrink_at: float = 0.0
     kept_slots: int = 0  # one of smaller_sizes, which it may take at any time; 0 for none
+    limits: tuple[str, ...] = ()  # ids of the limits for which its slots count
     # requests of one shape fit, or do not fit, into the same room
     shape: Shape = field(init=False, repr=False, compare=False)
     # everything an answer may depend on besides the group, the length and the time
@@ -136,6 +160,7 @@ class PendingRequest:
                 self.is_bounded and self.estimated_seconds > 0,
                 self.hold,
                 (self.smaller_sizes, self.shrink_at, self.kept_slots) if self.smaller_sizes else None,
+                self.limits,
             ),
         )
 
@@ -169,6 +194,7 @@ class Running:
     wanted: PendingRequest | None = None
     grow_at: float = 0.0  # time from which on it may be stopped to start again in full
     is_growing: bool = False  # whether it is being stopped to start again in full
+    limits: tuple[str, ...] = ()  # ids of the limits for which its slots count
 
     @property
     def slots(self) -> int:
@@ -228,6 +254,7 @@ class Snapshot:
     revision: int = 0  # revision of the state from which the snapshot was taken
     # By pool, the median of the runs that have ended there. It replaces an unknown estimate, but only in the ETA.
     typical_run_seconds: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, Limit] = field(default_factory=dict)  # by id, those that requests or running work name
 
     @cached_property
     def pool_names(self) -> frozenset[str]:
@@ -247,6 +274,10 @@ class PoolView:
     running: tuple[Running, ...] = ()
     groups: Mapping[str, Group] = field(default_factory=dict)
     typical_run_seconds: float = 0.0  # 0 if unknown
+    # By id. `held_elsewhere` has what other pools hold, and what their plans have promised already.
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    # by limit, the running work that counts for it, of all pools
+    holders: Mapping[str, Sequence[Running]] = field(default_factory=dict)
 
     def cap_of(self, group: str) -> int | None:
         group_record = self.groups.get(group)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from gangline.domain.id import describe_allocations
+from gangline.domain.quota import format_hours
 from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, Running, Snapshot, default_pool
 
 # Agents that a sentence lists by name before it only counts the rest.
@@ -86,6 +88,32 @@ class RaiseMaxSlots:
 
 
 @dataclass(frozen=True, slots=True)
+class RaiseLimit:
+    """Lets a user or a workspace have more slots at a time. name: such as "user ada"."""
+
+    limit_id: str
+    name: str
+    max_slots: int
+
+    def __str__(self) -> str:
+        return f"the quota of {self.name} is raised to {self.max_slots} slots"
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseHours:
+    """Lets a user or a workspace have more slot-hours than are used up, or begins the next month."""
+
+    limit_id: str
+    name: str
+    used_hours: float
+    renews_at: float
+
+    def __str__(self) -> str:
+        raised = f"the quota of {self.name} is raised above {format_hours(self.used_hours)} slot-hours a month"
+        return f"{raised}, or the month ends at {datetime.fromtimestamp(self.renews_at, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+@dataclass(frozen=True, slots=True)
 class MoveToFront:
     """Moves the request before every other one of its pool."""
 
@@ -106,7 +134,18 @@ class Release:
         return self.sentence
 
 
-Change = EndWork | EmptyAgents | EnableAgents | RestoreNetwork | AddAgents | RaiseMaxSlots | MoveToFront | Release
+Change = (
+    EndWork
+    | EmptyAgents
+    | EnableAgents
+    | RestoreNetwork
+    | AddAgents
+    | RaiseMaxSlots
+    | RaiseLimit
+    | RaiseHours
+    | MoveToFront
+    | Release
+)
 
 
 def describe_changes(changes: Iterable[Change]) -> str:
@@ -143,6 +182,10 @@ def apply_change(snapshot: Snapshot, change: Change) -> Snapshot:
             if group in snapshot.groups:
                 raised = replace(snapshot.groups[group], max_slots=max_slots)
                 snapshot = replace(snapshot, groups={**snapshot.groups, group: raised})
+        case RaiseLimit(limit_id, _, max_slots):
+            snapshot = _with_limit(snapshot, limit_id, max_slots=max_slots)
+        case RaiseHours(limit_id, _, used_hours):
+            snapshot = _with_limit(snapshot, limit_id, slot_hours=used_hours + 1)
         case MoveToFront(trial_id):
             snapshot = _with_request(snapshot, trial_id, is_first=True)
         case Release(trial_id):
@@ -234,6 +277,12 @@ def _add_agents(snapshot: Snapshot, change: AddAgents) -> Snapshot:
 def _with_request(snapshot: Snapshot, trial_id: str, **fields: Any) -> Snapshot:
     requests = (replace(r, **fields) if r.trial_id == trial_id else r for r in snapshot.requests)
     return replace(snapshot, requests=tuple(requests))
+
+
+def _with_limit(snapshot: Snapshot, limit_id: str, **fields: Any) -> Snapshot:
+    if limit_id not in snapshot.limits:
+        return snapshot
+    return replace(snapshot, limits={**snapshot.limits, limit_id: replace(snapshot.limits[limit_id], **fields)})
 
 
 def _named(ids: tuple[str, ...]) -> str:

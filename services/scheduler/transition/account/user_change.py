@@ -25,6 +25,7 @@ from gangline.domain.user import (
 from gangline.errors import ErrorKind, GanglineError, conflict
 from services.scheduler.state.records import SINGLETON, Draft, Records, StateChange
 from services.scheduler.transition.project.rule import Caller, remember
+from services.scheduler.transition.quota_use import rename_user
 
 ADMIN = "admin"
 MAX_USERS = 10_000
@@ -96,6 +97,7 @@ def update_user(records: Records, name: str, change: UserChange, caller: Caller)
         _check_free(records, changed.name, name)
         _check_owns_nothing(records, user)
         draft.delete(User, name)
+        rename_user(draft, name, changed.name)
     draft.put(replace(changed, request_ids=remember(user.request_ids, caller)))
     return draft.change
 

@@ -21,6 +21,7 @@ from gangline.domain.registry import Model
 from gangline.errors import conflict, not_found
 from services.scheduler.state.records import Draft, Records
 from services.scheduler.transition.project.rule import NamedChange
+from services.scheduler.transition.quota_use import forget_workspace
 
 # Cap on the records that are deleted with the one that holds them. Etcd takes 128 operations in one transaction.
 MAX_HELD_DELETED = 100
@@ -72,6 +73,8 @@ def delete_named(draft: Draft, kind: NamedKind[N], record: N) -> None:
         )
     if isinstance(record, Template):
         _check_no_default(draft, record)
+    if isinstance(record, Workspace):
+        forget_workspace(draft, record.id)
     for inner, child in held:
         draft.delete(inner.record_type, inner.key_of(child))
     draft.delete(kind.record_type, kind.key_of(record))
