@@ -7,8 +7,8 @@ the fields.
 from __future__ import annotations
 
 import math
+from calendar import timegm
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
 from gangline.errors import GanglineError, invalid, not_found
 
@@ -18,6 +18,7 @@ QUOTA_KINDS = (USER_KIND, WORKSPACE_KIND)
 # Larger values are mistakes. Both fit into the messages and into the file of the simulator.
 MAX_QUOTA_SLOTS = 10_000_000
 MAX_QUOTA_HOURS = 1e10
+_DAY_SECONDS = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +114,25 @@ def subjects_in(owner: str, workspace_id: int) -> tuple[QuotaSubject, ...]:
 
 def month_of(at: float) -> str:
     """Returns the month of this time in UTC, such as "2026-11". Months compare as their texts do."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m")
+    # Howard Hinnant's days_from_civil, backwards. Years begin with March here, so that a leap day is the last day.
+    days = math.floor(at / _DAY_SECONDS) + 719_468
+    era, day = divmod(days, 146_097)
+    year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
+    month = (5 * (day - (365 * year + year // 4 - year // 100)) + 2) // 153
+    year += 400 * era
+    return f"{year + (month >= 10):04d}-{(month + 2) % 12 + 1:02d}"
 
 
 def month_start(month: str) -> float:
     """Returns the Unix seconds at which the month begins."""
-    return datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC).timestamp()
+    year, number = month.split("-")
+    return float(timegm((int(year), int(number), 1, 0, 0, 0)))
 
 
 def next_month_start(month: str) -> float:
     """Returns the Unix seconds at which the month after this one begins."""
     # 32 days after the first of a month lie in the next month.
-    return month_start(month_of(month_start(month) + timedelta(days=32).total_seconds()))
+    return month_start(month_of(month_start(month) + 32 * _DAY_SECONDS))
 
 
 def counted_month(use: SlotUse | None, now: float) -> str:

@@ -33,7 +33,7 @@ from services.scheduler.placement.capacity.room import Room
 from services.scheduler.placement.policy.fair_share import fair_shares
 from services.scheduler.placement.request.order import by_priority
 from services.scheduler.placement.request.queue import Queue, by_pool
-from services.scheduler.placement.request.snapshot import UNKNOWN_RUN_SECONDS, PoolView, default_backfill
+from services.scheduler.placement.request.snapshot import UNKNOWN_RUN_SECONDS, Limit, PoolView, default_backfill
 from services.scheduler.placement.request.snapshot_change import EndWork
 from services.scheduler.placement.simulation_file import dump_plan, dump_simulation, parse_simulation
 from tests.support.examples import examples
@@ -301,7 +301,35 @@ def snapshots_of_shares(draw: st.DrawFn) -> Snapshot:
     return Snapshot((config,), agents, requests, tuple(running), groups)
 
 
-any_snapshots = snapshots() | snapshots_on_call() | contended_snapshots() | snapshots_with_spare()
+@st.composite
+def limited_snapshots(draw: st.DrawFn) -> Snapshot:
+    """Any of the others, in which some requests and some running work count for the quotas of users."""
+    snapshot = draw(snapshots() | snapshots_on_call())
+    limits = [draw(_limit(f"user/u{number}")) for number in range(2)]
+    names = st.lists(st.sampled_from([limit.id for limit in limits]), unique=True, max_size=2).map(tuple)
+    return replace(
+        snapshot,
+        requests=tuple(replace(request, limits=draw(names)) for request in snapshot.requests),
+        running=tuple(replace(work, limits=draw(names)) for work in snapshot.running),
+        limits={limit.id: limit for limit in limits},
+    )
+
+
+@st.composite
+def _limit(draw: st.DrawFn, limit_id: str) -> Limit:
+    hours = draw(st.sampled_from([None, None, 10.0]))
+    return Limit(
+        limit_id,
+        limit_id.replace("/", " "),
+        draw(st.none() | st.integers(0, 9)),
+        hours,
+        draw(st.sampled_from([0.0, 9.5, 10.0, 12.25])) if hours else 0.0,
+        NOW + 500 if hours else 0.0,
+        draw(st.integers(0, 2)),
+    )
+
+
+any_snapshots = snapshots() | snapshots_on_call() | contended_snapshots() | snapshots_with_spare() | limited_snapshots()
 
 
 def _assigned(decided: Plan) -> dict[str, dict[str, int]]:
@@ -324,6 +352,23 @@ def test_no_slot_is_given_twice_and_gangs_are_whole(snapshot: Snapshot) -> None:
             free[agent_id] -= slots
             places[agent_id] -= slots == 0
     assert all(left >= 0 for left in (*free.values(), *places.values()))
+
+
+@settings(deadline=None, max_examples=examples(300))
+@given(snapshot=limited_snapshots())
+def test_new_starts_keep_within_the_limits(snapshot: Snapshot) -> None:
+    decided = plan(snapshot, NOW)
+    requests = {request.trial_id: request for request in snapshot.requests}
+    for limit in snapshot.limits.values():
+        held = sum(work.slots for work in snapshot.running if limit.id in work.limits) + limit.held_elsewhere
+        slots = [
+            sum(assignment.slots_by_agent.values())
+            for assignment in decided.assignments
+            if limit.id in requests[assignment.trial_id].limits
+        ]
+        if sum(slots):
+            assert not limit.is_spent
+            assert limit.max_slots is None or held + sum(slots) <= limit.max_slots
 
 
 @settings(deadline=None)

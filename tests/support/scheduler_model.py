@@ -150,7 +150,9 @@ class Model:
         for allocation in unended_on(self.state, agent_id):
             self.exit(allocation.id, agent_id, ExitKind.AGENT_LOST)
 
-    def submit(self, request_id: str, slots: int = 1, max_restarts: int = 5, **resources: object) -> int:
+    def submit(
+        self, request_id: str, slots: int = 1, max_restarts: int = 5, *, owner: str = "ann", **resources: object
+    ) -> int:
         """The experiment's id. resources: more of that section."""
         config = {
             "entrypoint": "python3 train.py",
@@ -158,7 +160,7 @@ class Model:
             "resources": {"slots_per_trial": slots, **resources},
             "max_restarts": max_restarts,
         }
-        fields = {"request_id": request_id, "owner": "ann", "config_json": json.dumps(config), "code_sha256": "0"}
+        fields = {"request_id": request_id, "owner": owner, "config_json": json.dumps(config), "code_sha256": "0"}
         submission, _ = admit(fields, self.pools, (), FirstOf())
         self.leader.commit(lambda records: submit_experiment(records, submission, RULES, self.now))
         experiment = self.state.experiment_of_request(request_id)

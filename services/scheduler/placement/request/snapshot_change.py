@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from gangline.domain.id import describe_allocations
-from gangline.domain.quota import format_hours
+from gangline.domain.quota import format_hours, month_of
 from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, Running, Snapshot, default_pool
 
 # Agents that a sentence lists by name before it only counts the rest.
@@ -110,7 +109,7 @@ class RaiseHours:
 
     def __str__(self) -> str:
         raised = f"the quota of {self.name} is raised above {format_hours(self.used_hours)} slot-hours a month"
-        return f"{raised}, or the month ends at {datetime.fromtimestamp(self.renews_at, UTC):%Y-%m-%d %H:%M} UTC"
+        return f"{raised}, or the next month, {month_of(self.renews_at)}, begins"
 
 
 @dataclass(frozen=True, slots=True)
