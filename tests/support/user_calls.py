@@ -1,4 +1,5 @@
-"""The calls about users for the stand-in gateway: it knows one user with one password, and changes nothing."""
+"""The calls about users and quotas for the stand-in gateway: it knows one user with one password, and changes quotas
+alone."""
 
 # ruff: noqa: N802 - the names of the calls are those of the protos
 
@@ -10,15 +11,15 @@ from typing import Any
 from gangline.domain.user import hash_password
 from gangline.errors import ErrorKind, GanglineError
 from gangline.protocol import rpc
-from gangline.v1 import user_pb2
+from gangline.v1 import quota_pb2, user_pb2
 from tests.support.part_of_gateway import Servicer
 
 PASSWORD = "Password-of-ann-1"
 
 
 class StandInUsers(Servicer):
-    """session: what a login with the right password gets. user_changes: those that came in. The stand-in gateway
-    provides the other members."""
+    """quotas: by kind and name. session: what a login with the right password gets. user_changes: those that came in.
+    The stand-in gateway provides the other members."""
 
     _answer: Callable[[str, Any, Callable[[], Any]], Any]
 
@@ -27,6 +28,7 @@ class StandInUsers(Servicer):
         self.session = ""
         self.user = user_pb2.UserView(id=2, name="ann", is_active=True, has_password=True, created_at=1.0)
         self.token = user_pb2.AccessTokenView(id=3, user_id=2, user_name="ann", name="ci", created_at=1.0)
+        self.quotas: dict[tuple[str, str], quota_pb2.QuotaView] = {}
         self.user_changes: list[user_pb2.UserChange] = []
 
     def CreateKey(self, request: Any, context: Any) -> Any:
@@ -67,3 +69,23 @@ class StandInUsers(Servicer):
 
     def RevokeToken(self, request: Any, context: Any) -> Any:
         return self._answer("RevokeToken", context, lambda: user_pb2.RevokeTokenResponse(token=self.token))
+
+    def ListQuotas(self, request: Any, context: Any) -> Any:
+        views = [self.quotas[key] for key in sorted(self.quotas)]
+        return self._answer("ListQuotas", context, lambda: quota_pb2.ListQuotasResponse(quotas=views))
+
+    def SetQuota(self, request: Any, context: Any) -> Any:
+        def handle() -> quota_pb2.SetQuotaResponse:
+            view = self.quotas.setdefault((request.kind, request.name), quota_pb2.QuotaView(name=request.name))
+            view.subject.kind, view.subject.key, view.month = request.kind, request.name, "2026-11"
+            for field in ("max_slots", "slot_hours"):
+                if request.change.HasField(field):
+                    value = getattr(request.change, field)
+                    view.ClearField(field) if value < 0 else setattr(view, field, value)
+            return quota_pb2.SetQuotaResponse(quota=view)
+
+        return self._answer("SetQuota", context, handle)
+
+    def RemoveQuota(self, request: Any, context: Any) -> Any:
+        self.quotas.pop((request.kind, request.name), None)
+        return self._answer("RemoveQuota", context, quota_pb2.RemoveQuotaResponse)
