@@ -26,6 +26,7 @@ TITLES = {
     "registry": "Models",
     "saved_view": "Saved views",
     "user": "Users, tokens and logins",
+    "quota": "Quotas",
     "cluster_calls": "Cluster, agents, checkpoints and files",
 }
 # The parts of create_experiment, and what `with` calls.

@@ -39,11 +39,9 @@ NO_SUBJECT = QuotaSubject("", "")
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """max_slots, slot_hours: None for no such limit."""
-
     subject: QuotaSubject = NO_SUBJECT
-    max_slots: int | None = None
-    slot_hours: float | None = None
+    max_slots: int | None = None  # None for no such limit
+    slot_hours: float | None = None  # None for no such limit
     changed_at: float = 0.0
     changed_by: str = ""
     request_ids: tuple[str, ...] = ()
@@ -68,14 +66,14 @@ class SlotUse:
 
 @dataclass(frozen=True, slots=True)
 class QuotaView:
-    """A quota with its use. name: of the user or of the workspace. month: the present one, such as "2026-11"."""
+    """A quota with its use."""
 
     subject: QuotaSubject = NO_SUBJECT
-    name: str = ""
+    name: str = ""  # of the user or of the workspace
     max_slots: int | None = None
     slot_hours: float | None = None
     held_slots: int = 0
-    month: str = ""
+    month: str = ""  # the present one, such as "2026-11"
     used_hours: float = 0.0
     changed_at: float = 0.0
     changed_by: str = ""

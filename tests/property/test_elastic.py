@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
@@ -59,7 +60,7 @@ class ElasticMachine(RuleBasedStateMachine):
     @rule(slots=st.sampled_from([4, 2, 1]), is_elastic=st.booleans(), priority=st.sampled_from([None, 10, 80]))
     def submit(self, slots: int, is_elastic: bool, priority: int | None) -> None:
         self.num_requests += 1
-        resources = {} if priority is None else {"priority": priority}
+        resources: dict[str, Any] = {} if priority is None else {"priority": priority}
         if is_elastic and slots > 1:
             resources["min_slots_per_trial"] = 1
         self.model.submit(f"r{self.num_requests}", slots, 1000, **resources)

@@ -38,6 +38,8 @@ class UnservedByLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
     EndSession: Any = _refuse
     CreateToken: Any = _refuse
     RevokeToken: Any = _refuse
+    SetQuota: Any = _refuse
+    RemoveQuota: Any = _refuse
 
 
 class StandInProjects(Servicer):

@@ -41,6 +41,8 @@ PATH_EXAMPLES = {
     "name": "four-slots",
     "alias": "champion",
     "key": "a" * 64,
+    "kind": "user",
+    "subject": "ann",
 }
 _JSON, _PROBLEM, _EVENTS = "application/json", "application/problem+json", "text/event-stream"
 

@@ -16,7 +16,7 @@ router = APIRouter(prefix="/api/v1", tags=["quotas"], route_class=Route, respons
 
 Kind = Annotated[str, Path(description="user or workspace")]
 # A workspace's name may hold slashes.
-Name = Annotated[str, Path(description="The name of the user or of the workspace")]
+Subject = Annotated[str, Path(description="The name of the user or of the workspace")]
 
 
 class Quota(
@@ -49,19 +49,19 @@ async def list_quotas(cases: Cases) -> QuotaList:
     return QuotaList.model_validate({"quotas": cases.quotas.list_quotas()})
 
 
-@router.get("/quotas/{kind}/{name:path}")
-async def get_quota(kind: Kind, name: Name, cases: Cases) -> QuotaAnswer:
-    return QuotaAnswer(quota=Quota.model_validate(cases.quotas.find(kind, name)))
+@router.get("/quotas/{kind}/{subject:path}")
+async def get_quota(kind: Kind, subject: Subject, cases: Cases) -> QuotaAnswer:
+    return QuotaAnswer(quota=Quota.model_validate(cases.quotas.find(kind, subject)))
 
 
-@router.put("/quotas/{kind}/{name:path}")
-async def put_quota(kind: Kind, name: Name, body: QuotaBody, cases: KeyedCases) -> QuotaAnswer:
+@router.put("/quotas/{kind}/{subject:path}")
+async def put_quota(kind: Kind, subject: Subject, body: QuotaBody, cases: KeyedCases) -> QuotaAnswer:
     """Sets limits; for administrators. What runs goes on when a limit is lowered, and nothing new starts."""
-    view = await cases.quotas.set(kind, name, QuotaChange(body.max_slots, body.slot_hours))
+    view = await cases.quotas.set(kind, subject, QuotaChange(body.max_slots, body.slot_hours))
     return QuotaAnswer(quota=Quota.model_validate(view))
 
 
-@router.delete("/quotas/{kind}/{name:path}", status_code=204)
-async def delete_quota(kind: Kind, name: Name, cases: KeyedCases) -> None:
+@router.delete("/quotas/{kind}/{subject:path}", status_code=204)
+async def delete_quota(kind: Kind, subject: Subject, cases: KeyedCases) -> None:
     """Removes both limits; for administrators."""
-    await cases.quotas.remove(kind, name)
+    await cases.quotas.remove(kind, subject)

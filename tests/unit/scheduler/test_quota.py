@@ -154,6 +154,6 @@ def test_the_file_of_the_simulator_has_quotas() -> None:
     }
     simulation = parse_simulation(json.dumps(document))
     assert _assigned(plan(simulation.snapshot, simulation.now)) == ["y"]
-    document["tasks"][0]["quotas"] = ["bob"]  # type: ignore[index]
+    document["tasks"][0]["quotas"] = ["bob"]
     with pytest.raises(GanglineError, match=r"tasks\[0\].quotas\[0\]: there is no quota 'bob'"):
         parse_simulation(json.dumps(document))
