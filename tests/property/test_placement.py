@@ -304,7 +304,7 @@ def snapshots_of_shares(draw: st.DrawFn) -> Snapshot:
 @st.composite
 def limited_snapshots(draw: st.DrawFn) -> Snapshot:
     """Any of the others, in which some requests and some running work count for the quotas of users."""
-    snapshot = draw(snapshots() | snapshots_on_call())
+    snapshot = draw(snapshots() | snapshots_on_call() | roomy_snapshots())
     limits = [draw(_limit(f"user/u{number}")) for number in range(2)]
     names = st.lists(st.sampled_from([limit.id for limit in limits]), unique=True, max_size=2).map(tuple)
     return replace(
@@ -313,6 +313,16 @@ def limited_snapshots(draw: st.DrawFn) -> Snapshot:
         running=tuple(replace(work, limits=draw(names)) for work in snapshot.running),
         limits={limit.id: limit for limit in limits},
     )
+
+
+@st.composite
+def roomy_snapshots(draw: st.DrawFn) -> Snapshot:
+    """A pool with room for nearly all requests, so that their limits alone keep some of them from starting."""
+    requests = [
+        PendingRequest(f"{number}.1", f"g{number}", POOL, draw(st.integers(1, 3)), submitted_at=float(number))
+        for number in range(draw(st.integers(2, 7)))
+    ]
+    return Snapshot((draw(configs()),), (AgentRoom("a0", POOL, 16),), tuple(requests))
 
 
 @st.composite

@@ -93,10 +93,10 @@ class QuotaMachine(SchedulerMachine):
         for owner in OWNERS:
             own = [a for a in self.model.allocations() if self.owner_of(a) == owner]
             now = self.model.now
-            assert self.model.state.slots_held_by(owner) == sum(a.num_slots for a in own)
+            assert self.model.state.held().slots_of(owner) == sum(a.num_slots for a in own)
             for since in (0.0, now - 5.0):
                 seconds = sum(a.num_slots * (now - max(since, a.created_at)) for a in own)
-                assert abs(self.model.state.slot_seconds_held_by(owner, since, now) - seconds) < 1e-3
+                assert abs(self.model.state.held().slot_seconds_of(owner, since, now) - seconds) < 1e-3
 
 
 QuotaMachine.TestCase.settings = settings(

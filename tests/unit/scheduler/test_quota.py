@@ -130,13 +130,12 @@ def test_a_request_above_its_quota_names_the_quota_that_it_needs() -> None:
 
 
 def test_shares_are_not_kept_for_work_that_its_quota_holds_back() -> None:
+    """Group b keeps the slots that ada's request cannot use, so nothing of b is beyond its share."""
     config = PoolConfig("default", policy="fair_share", is_preemption_on=True)
-    none = replace(ADA, max_slots=0)
-    snapshot = _snapshot(
-        [_request(1, 8, ADA.id), _request(2, 8, group="b")], [_running(3, 8, group="b")], none, slots=8
-    )
-    decided = plan(replace(snapshot, pools=(config,)), NOW)
-    assert decided.preemptions == ()
+    running = [_running(3, 5, group="b"), replace(_running(4, 3, group="b"), slots_by_agent={"a1": 3})]
+    requests = [_request(1, 8, ADA.id), _request(2, 2, group="c")]
+    snapshot = replace(_snapshot(requests, running, replace(ADA, max_slots=0), slots=8), pools=(config,))
+    assert plan(snapshot, NOW).preemptions == ()
 
 
 def test_a_plan_asks_one_request_of_each_kind_that_a_quota_refuses() -> None:

@@ -177,10 +177,10 @@ def test_a_renamed_user_keeps_quota_and_use(model: Model) -> None:
 def test_live_slots_follow_an_experiment_that_moves(model: Model) -> None:
     model.submit("r1", 2)
     model.cycle()
-    assert (model.state.slots_held_by(1), model.state.slots_held_by(7)) == (2, 0)
+    assert (model.state.held().slots_of(1), model.state.held().slots_of(7)) == (2, 0)
     moved = replace(get(model.state, Experiment, 1), project_id=7)
     model.leader.commit(lambda _: StateChange(puts=(moved,)))
-    assert (model.state.slots_held_by(1), model.state.slots_held_by(7)) == (0, 2)
+    assert (model.state.held().slots_of(1), model.state.held().slots_of(7)) == (0, 2)
     [allocation] = model.allocations()
     model.leader.commit(lambda _: StateChange(deletes=((Allocation, allocation.id),)))
-    assert (model.state.slots_held_by(7), model.state.projects_with_slots()) == (0, [])
+    assert (model.state.held().slots_of(7), model.state.held().project_ids()) == (0, [])
