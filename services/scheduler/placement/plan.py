@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from gangline.domain.state import ReasonCode
 from services.scheduler.placement.policy import POLICIES
 from services.scheduler.placement.request.assignment import Assignment, Lazy, PoolPlan, Preemption, Reservation
 from services.scheduler.placement.request.queue import by_pool
-from services.scheduler.placement.request.snapshot import AgentRoom, Limit, PendingRequest, PoolView, Running, Snapshot
+from services.scheduler.placement.request.snapshot import AgentRoom, PendingRequest, PoolView, Running, Snapshot
 from services.scheduler.placement.request.snapshot_change import AddAgents, Change
 
 _V = TypeVar("_V")
@@ -44,7 +44,7 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
     """Decides for every request of the snapshot: it is assigned, or it has a reason."""
     requests = dict(by_pool(snapshot.requests))
     running, agents = _running_by_pool(snapshot), _agents_by_pool(snapshot)
-    holders, limits = _holders(snapshot), _Limits(snapshot)
+    holders, held = Lazy(lambda: _holders(snapshot)), _held(snapshot)
     plans: dict[str, PoolPlan] = {}
     for config in snapshot.pools:
         view = PoolView(
@@ -54,13 +54,16 @@ def plan(snapshot: Snapshot, now: float) -> Plan:
             running=tuple(running.get(config.name, ())),
             groups=snapshot.groups,
             typical_run_seconds=snapshot.typical_run_seconds.get(config.name, 0.0),
-            limits=limits.of_pool(config.name),
+            limits=snapshot.limits,
+            held=dict(held),
             holders=holders,
         )
         # Without requests a pool still needs a plan if work on fewer slots may grow there.
         if view.requests or any(work.wanted is not None for work in view.running):
             plans[config.name] = POLICIES[config.policy](view, now)
-            limits.note(plans[config.name].promised)
+            # The pools are planned one after the other, so a limit that requests of several pools compete for goes to
+            # the pool that is planned first.
+            held.update(plans[config.name].promised)
     for pool, homeless in requests.items():
         plans[pool] = _explain_homeless(homeless, snapshot)
     return _join(plans, _next_renewal(snapshot))
@@ -76,34 +79,16 @@ def _holders(snapshot: Snapshot) -> Mapping[str, Sequence[Running]]:
     return holders
 
 
-class _Limits:
-    """Gives each pool the limits as the other pools leave them. The pools are planned one after the other, so a limit
-    that requests of several pools compete for goes to the pool that is planned first."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._limits = snapshot.limits
-        # By pool and limit, the slots that running work holds, and by limit the slots of all pools.
-        self._held_in: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._held: Counter[str] = Counter()
-        if snapshot.limits:
-            for work in snapshot.running:
+def _held(snapshot: Snapshot) -> Counter[str]:
+    """Returns, by limit, the slots that count for it before the plan."""
+    held = Counter({limit.id: limit.held_elsewhere for limit in snapshot.limits.values()})
+    if held:
+        for work in snapshot.running:
+            if work.limits:
+                slots = work.slots
                 for limit_id in work.limits:
-                    self._held_in[work.pool][limit_id] += work.slots
-                    self._held[limit_id] += work.slots
-
-    def of_pool(self, pool: str) -> Mapping[str, Limit]:
-        if not self._limits:
-            return self._limits
-        held_here, limits = self._held_in[pool], dict(self._limits)
-        for limit_id, held in self._held.items():
-            limit, elsewhere = limits.get(limit_id), held - held_here[limit_id]
-            if limit is not None and elsewhere:
-                limits[limit_id] = replace(limit, held_elsewhere=limit.held_elsewhere + elsewhere)
-        return limits
-
-    def note(self, promised: Mapping[str, int]) -> None:
-        """Counts what the plan of a pool has promised for the pools after it."""
-        self._held.update(promised)
+                    held[limit_id] += slots
+    return held
 
 
 def _next_renewal(snapshot: Snapshot) -> float | None:

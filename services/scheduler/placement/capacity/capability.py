@@ -114,13 +114,8 @@ class QuotaCount:
         self.used: defaultdict[str, int] = defaultdict(int)
         for work in view.running:
             self.used[work.group] += work.slots
-        self.held: defaultdict[str, int] = defaultdict(int)
+        self.held: defaultdict[str, int] = defaultdict(int, view.held)
         self.promised: defaultdict[str, int] = defaultdict(int)
-        if view.limits:
-            self.held.update((limit.id, limit.held_elsewhere) for limit in view.limits.values())
-            for work in view.running:
-                for limit_id in work.limits:
-                    self.held[limit_id] += work.slots
 
     def cap_of(self, group: str) -> float:
         group_record = self._groups.get(group)

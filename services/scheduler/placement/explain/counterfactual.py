@@ -96,7 +96,7 @@ class Counterfactual:
             if limit.max_slots is None:
                 continue
             holders = view.holders.get(limit_id, ())
-            held = limit.held_elsewhere + sum(work.slots for work in holders if work.pool == request.pool)
+            held = view.held.get(limit_id, 0)
             needed = held + request.slots - limit.max_slots
             if needed <= 0:
                 continue

@@ -159,7 +159,9 @@ class _Caps:
         for limit in self._limits.values():
             if limit.max_slots is not None:
                 self._caps[limit.id,] = limit.max_slots
-                self._used[limit.id,] = limit.held_elsewhere
+                holders = ledger.view.holders.get(limit.id, ())
+                own = sum(work.slots for work in holders if work.pool == ledger.view.config.name)
+                self._used[limit.id,] = ledger.view.held.get(limit.id, 0) - own
         if not self._caps:
             return
         for end, work in ledger.promises.outlook.ends:

@@ -156,6 +156,11 @@ class Cursor:
         return self._ends
 
     @property
+    def is_fresh(self) -> bool:
+        """Returns whether it is still at the first request."""
+        return not self._next
+
+    @property
     def head(self) -> PendingRequest:
         return self._requests[self._next]
 

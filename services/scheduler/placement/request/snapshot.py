@@ -274,8 +274,9 @@ class PoolView:
     running: tuple[Running, ...] = ()
     groups: Mapping[str, Group] = field(default_factory=dict)
     typical_run_seconds: float = 0.0  # 0 if unknown
-    # By id. `held_elsewhere` has what other pools hold, and what their plans have promised already.
-    limits: Mapping[str, Limit] = field(default_factory=dict)
+    limits: Mapping[str, Limit] = field(default_factory=dict)  # by id
+    # by limit, the slots that count for it: held in all pools and elsewhere, or promised by the plans of other pools
+    held: Mapping[str, int] = field(default_factory=dict)
     # by limit, the running work that counts for it, of all pools
     holders: Mapping[str, Sequence[Running]] = field(default_factory=dict)
 
