@@ -15,7 +15,7 @@ from gangline.cli.main import assemble
 from gangline.client.transfer.packing import pack_nothing
 from gangline.errors import conflict
 from gangline.v1 import gateway_pb2 as pb
-from gangline.v1 import ingest_pb2, project_pb2, registry_pb2, types_pb2
+from gangline.v1 import ingest_pb2, project_pb2, quota_pb2, registry_pb2, types_pb2
 from tests.integration.cli.conftest import Cli
 from tests.support.stand_in_gateway import StandInGateway
 from tests.support.view import make_agent_view, make_allocation, make_experiment, make_log, make_trial
@@ -89,6 +89,8 @@ _COMMANDS = {
     "model download": ("m", "1"), "model alias": ("m", "best", "1"), "model unalias": ("m", "best"),
     "user list": (), "user whoami": (), "user activate": ("ann",), "user deactivate": ("ann",),
     "user edit": ("ann", "--display-name", "x"), "user rename": ("ann", "anne"), "user logout": (),
+    "quota set": ("workspace", "lab", "--slots", "3"), "quota list": (), "quota show": ("workspace", "lab"),
+    "quota remove": ("workspace", "lab"),
     "token create": (), "token list": (), "token revoke": ("3",),
 }  # fmt: skip
 
@@ -250,6 +252,11 @@ def test_no_command_lets_text_of_others_act(
     cli: Cli, code: Any, gateway: StandInGateway, command: str, form: str
 ) -> None:
     _fill(gateway)
+    subject = quota_pb2.QuotaSubject(kind="workspace", key="1")
+    for name in ("lab", f"lab{_EVIL}"):
+        gateway.quotas["workspace", name] = quota_pb2.QuotaView(
+            subject=subject, name=name, max_slots=2, month=_EVIL, slot_hours=1.0, changed_by=_EVIL
+        )
     arguments = [str(code / argument) if argument.endswith(".yaml") else argument for argument in _COMMANDS[command]]
     ran = cli(*command.split(), *arguments, *(["--json"] if form == "json" else []))
     assert (ran.status, ran.err if ran.status == 2 else "") in [(0, ""), (1, "")]

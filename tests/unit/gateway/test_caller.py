@@ -152,7 +152,7 @@ def test_the_changes_that_take_their_request_id_from_a_header() -> None:
         for method, operation in operations.items()
         if any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", ()))
     }
-    topics = ("workspaces", "projects", "templates", "models", "users", "tokens", "saved-views")
+    topics = ("workspaces", "projects", "templates", "models", "users", "tokens", "quotas", "saved-views")
     changes = {
         (method, path)
         for path, operations in paths.items()
