@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gangline.client.async_access import AsyncAccessMethods
 from gangline.client.async_connection import in_thread, in_thread_to_its_end, pause_for
 from gangline.client.async_project import AsyncProjectMethods
 from gangline.client.async_quota import AsyncQuotaMethods
 from gangline.client.async_registry import AsyncRegistryMethods
 from gangline.client.async_saved_view import AsyncSavedViewMethods
-from gangline.client.async_user import AsyncUserMethods
 from gangline.client.attempts import say_create
 from gangline.client.call_message import new_request_id
 from gangline.client.record import Created
@@ -39,7 +39,7 @@ _CODE_PAUSE_SECONDS = 0.2
 
 
 class AsyncCreationCalls(
-    AsyncProjectMethods, AsyncRegistryMethods, AsyncSavedViewMethods, AsyncUserMethods, AsyncQuotaMethods
+    AsyncProjectMethods, AsyncRegistryMethods, AsyncSavedViewMethods, AsyncAccessMethods, AsyncQuotaMethods
 ):
     """Base of ExperimentCalls."""
 

@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gangline.domain.experiment import QueueMove, ResourceChange
@@ -21,6 +21,7 @@ from gangline.errors import ErrorKind, GanglineError, conflict, invalid, unavail
 from gangline.v1 import scheduler_pb2
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.caller import Caller
+from services.gateway.mirror.mirror import Watched
 from services.gateway.usecase.shared.parsing import off_loop
 from services.gateway.usecase.shared.preview_limit import PreviewLimit
 from services.gateway.usecase.shared.view import Views
@@ -60,8 +61,9 @@ class Preview:
 
 
 class QueuePreview:
-    def __init__(self, caller: Caller, views: Views, leader: Leader, limit: PreviewLimit) -> None:
+    def __init__(self, caller: Caller, mirror: Watched, views: Views, leader: Leader, limit: PreviewLimit) -> None:
         self._caller = caller
+        self._mirror = mirror
         self._views = views
         self._leader = leader
         self._limit = limit
@@ -70,6 +72,8 @@ class QueuePreview:
         """Returns the effect of a change of priority, weight, cap or position. Raises GanglineError
         `experiment.not_found`, `preview.*`, and the errors of the leader."""
         await self._views.confirm(experiment_id=experiment_id)
+        if isinstance(change, QueueMove):
+            self._views.experiment(change.anchor_experiment_id)
         pool = settle(self._views.experiment(experiment_id).config_json, "resources").resources.pool_name
         answer = await self._leader.call(
             lambda scheduler: scheduler.GetSnapshot, scheduler_pb2.GetSnapshotRequest(pool=pool)
@@ -79,7 +83,16 @@ class QueuePreview:
         async with self._limit.enter(self._caller.name):
             plans = await asyncio.gather(_plan(before), _plan(after))
         old, new = (standings_of(plan) for plan in plans)
-        return Preview(pool, compare(old, new, experiment_id), sum(bool(one.queue_place) for one in new.values()))
+        differences = tuple(map(self._hidden, compare(old, new, experiment_id)))
+        return Preview(pool, differences, sum(bool(one.queue_place) for one in new.values()))
+
+    def _hidden(self, difference: Difference) -> Difference:
+        """Returns the difference without the names of what the caller does not see."""
+        hide = self._mirror.state.hide_ids
+        before, after = (
+            replace(standing, message=hide(standing.message)) for standing in (difference.before, difference.after)
+        )
+        return Difference(hide(difference.trial_id), before, after)
 
 
 def change_snapshot(snapshot_json: str, experiment_id: int, change: ResourceChange | QueueMove) -> str:
