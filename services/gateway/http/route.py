@@ -16,7 +16,9 @@ from fastapi.routing import APIRoute
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 
+from services.gateway.http.admission import bundle_of
 from services.gateway.http.model import Problem
+from services.gateway.mirror.access_table import NEED_BY_ROUTE, Need
 from services.gateway.usecase.shared.parsing import off_loop
 
 # Text, such as an archive in base64, is parsed at a gigabyte a second; values at a million a second.
@@ -26,10 +28,16 @@ ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": Problem, "descri
 
 
 class Route(APIRoute):
+    """Checks the right that the table names before the body is read."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        # Each route has one method.
+        need = NEED_BY_ROUTE.get((min(self.methods or ("",)), self.path))
 
         async def run(request: Request) -> Response:
+            if need is not Need.OPEN:
+                bundle_of(request).check_call(need, request.state.principal)
             return await handle(_Request(request.scope, request.receive))
 
         return run

@@ -1,4 +1,4 @@
-"""Maps a token to a principal. `caller.py` decides what the principal may call.
+"""Maps a token to a principal. `access_table.py` and `caller.py` decide what the principal may call.
 
 A token is one of five: a user's (its sha256 is in the mirror), the cluster's own (services and operators), one of an
 allocation (for its trial runners), one of an agent (for the records of ended attempts on its host), or one of a
@@ -33,14 +33,13 @@ from services.common.access.security import (
     user_of_session,
 )
 from services.common.server import Principal
+from services.gateway.mirror.access_table import NEED_BY_CALL, Need, check_call
 from services.gateway.mirror.mirror import Watched
 
 # As long as Determined's.
 SESSION_SECONDS = 7 * 24 * 3600
 KEY_SECONDS = 600
 CLUSTER = Principal(kind="cluster", name=CLUSTER_NAME, is_admin=True)
-# Calls that need no token.
-_OPEN_METHODS = frozenset({"/gangline.v1.GatewayService/LogIn"})
 
 
 class Authenticator:
@@ -50,9 +49,12 @@ class Authenticator:
 
     async def authenticate(self, method: str, token: str | None) -> Principal:
         """Authenticates a call for the gRPC server, which calls this for every method."""
-        if method in _OPEN_METHODS:
+        need = NEED_BY_CALL.get(method)
+        if need is Need.OPEN:
             return Principal(kind="anonymous", name="")
-        return self.identify(token)
+        principal = self.identify(token)
+        check_call(need, principal, self._mirror.state)
+        return principal
 
     def identify(self, token: str | None) -> Principal:
         """Returns the principal of a token. Raises GanglineError `auth.*`."""

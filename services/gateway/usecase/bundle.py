@@ -18,6 +18,7 @@ from services.gateway.history.usage_recorder import UsageRecorder
 from services.gateway.history.writer import Writer
 from services.gateway.leader.leader_client import Leader
 from services.gateway.leader.submitter import Submitter
+from services.gateway.mirror.access_table import Need, check_call
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.mirror.caller import Caller, Runner
 from services.gateway.mirror.mirror import Watched
@@ -287,6 +288,10 @@ class UseCases:
         """Returns the use cases of a user. request_id: of the change; None lets each change have a new one. Raises
         GanglineError `auth.forbidden`."""
         return UserCases(Caller(principal, request_id), self._shared, SeenMirror(self._shared.mirror, principal))
+
+    def check_call(self, need: Need | None, principal: Principal) -> None:
+        """Raises as `access_table.check_call` does."""
+        check_call(need, principal, self._shared.mirror.state)
 
     def of_runner(self, principal: Principal) -> RunnerCases:
         """Returns the use cases of a trial runner. Raises GanglineError `auth.forbidden`."""

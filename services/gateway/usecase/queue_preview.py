@@ -19,6 +19,7 @@ from gangline.domain.settled.reading import settle
 from gangline.domain.state import ReasonCode
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid, unavailable
 from gangline.v1 import scheduler_pb2
+from services.common import keys
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
@@ -72,8 +73,8 @@ class QueuePreview:
         """Returns the effect of a change of priority, weight, cap or position. Raises GanglineError
         `experiment.not_found`, `preview.*`, and the errors of the leader."""
         await self._views.confirm(experiment_id=experiment_id)
-        if isinstance(change, QueueMove):
-            self._views.experiment(change.anchor_experiment_id)
+        if isinstance(change, QueueMove) and not self._sees(change.anchor_experiment_id):
+            raise _no_anchor(group_of(change.anchor_experiment_id))
         pool = settle(self._views.experiment(experiment_id).config_json, "resources").resources.pool_name
         answer = await self._leader.call(
             lambda scheduler: scheduler.GetSnapshot, scheduler_pb2.GetSnapshotRequest(pool=pool)
@@ -85,6 +86,11 @@ class QueuePreview:
         old, new = (standings_of(plan) for plan in plans)
         differences = tuple(map(self._hidden, compare(old, new, experiment_id)))
         return Preview(pool, differences, sum(bool(one.queue_place) for one in new.values()))
+
+    def _sees(self, experiment_id: int) -> bool:
+        """Returns True also for an experiment that does not exist."""
+        state, key = self._mirror.state, keys.experiment(experiment_id)
+        return state.whole.experiments.find(key) is None or state.experiments.find(key) is not None
 
     def _hidden(self, difference: Difference) -> Difference:
         """Returns the difference without the names of what the caller does not see."""
@@ -123,6 +129,10 @@ def group_of(experiment_id: int) -> str:
     return f"experiment {experiment_id}"
 
 
+def _no_anchor(anchor: str) -> GanglineError:
+    return conflict("preview.anchor", f"no trial of {anchor} runs or waits in this pool; name another one")
+
+
 def _moved(document: Mapping[str, Any], group: str, move: QueueMove) -> dict[str, Any]:
     """Returns the priority and the position beside the anchor."""
     if document["policy"] == "fair_share":
@@ -134,7 +144,7 @@ def _moved(document: Mapping[str, Any], group: str, move: QueueMove) -> dict[str
         raise invalid("preview.same", f"{group} cannot be moved relative to itself; name another one")
     anchors = [task for task in document["tasks"] if task["group"] == anchor]
     if not anchors:
-        raise conflict("preview.anchor", f"no trial of {anchor} runs or waits in this pool; name another one")
+        raise _no_anchor(anchor)
     priority, position = anchors[0]["priority"], anchors[0]["queue_position"] or 0.0
     others = {
         task["queue_position"] or 0.0

@@ -21,7 +21,7 @@ from gangline.domain.experiment import (
     TextChange,
     Trial,
 )
-from gangline.domain.id import check_checkpoint_id
+from gangline.domain.id import absent, check_checkpoint_id
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExperimentAction
 from gangline.domain.storage.storage_url import check_checkpoint_place, check_file_inside
@@ -68,6 +68,7 @@ from services.scheduler.transition.rights import (
     check_texts,
     check_trial_order,
     ordered,
+    sees_experiment,
 )
 from services.scheduler.transition.submit_check import find_pool, preview
 
@@ -338,6 +339,15 @@ def _checked(request: scheduler_pb2.SchedulerServiceUpdateExperimentRequest, tra
             return transition(records)
 
         return change
+    if request.HasField("move"):
+        anchor_id = request.move.anchor_experiment_id
+
+        def move(records: Records) -> StateChange:
+            if not sees_experiment(records, request.user, anchor_id):
+                raise absent("experiment", anchor_id)
+            return transition(records)
+
+        return ordered(request.user, request.experiment_id, "move", move)
     return ordered(request.user, request.experiment_id, "change", transition)
 
 

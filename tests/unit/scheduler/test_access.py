@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -254,7 +255,7 @@ def test_who_creates_and_changes_what_a_workspace_has() -> None:
     assert _change(state, "bob", MODEL, edit, key=3, **new)
     template = {"key": "t", "wanted": {"name": "t", "config_json": '{"max_restarts": 1}'}}
     assert _change(state, "bob", TEMPLATE, create, **template)
-    refused: list[tuple[str, object, ProjectAction, dict[str, object], str]] = [
+    refused: list[tuple[str, Any, ProjectAction, dict[str, Any], str]] = [
         ("eve", PROJECT, create, {"parent_id": 2, **new}, "auth.no_role"),
         ("stranger", PROJECT, create, {"parent_id": 2, **new}, "workspace.not_found"),
         ("eve", MODEL, create, model, "auth.no_role"),
