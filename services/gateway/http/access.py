@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fastapi import APIRouter
 from pydantic import Field
 
@@ -67,7 +69,7 @@ class RoleBody(Body, example={"user": "ann", "role": "EDITOR", "workspace": "vis
 
     user: str = ""
     group: str = ""
-    role: Role | None = None  # absent or null to take the role
+    role: Annotated[Role | None, Field(strict=False)] = None  # absent or null to take the role
     workspace: str = ""  # empty for the cluster
 
 

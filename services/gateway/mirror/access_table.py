@@ -116,13 +116,14 @@ _DETERMINED = {
         GET //experiments/{id}/preview_gc, GET /commands, GET /commands/{id}, GET /notebooks, GET /notebooks/{id},
         GET /shells, GET /shells/{id}, GET /tasks/{task}""",
     Need.EDIT_SOMEWHERE: "POST /templates/{name}, PATCH /templates/{name}, DELETE /templates/{name}",
-    Need.EDIT: """POST /experiments, POST /workspaces/{id}/projects, POST /commands, POST /notebooks, POST /shells""",
+    Need.EDIT: """POST /experiments, POST /workspaces/{id}/projects, POST /commands, POST /notebooks, POST /shells,
+        PUT /experiments/{id}/labels/{label}, DELETE /experiments/{id}/labels/{label}""",
     Need.EDIT_ALL: "POST /workspaces",
     Need.CHANGE: """POST /experiments/continue, PATCH /experiments/{id}, DELETE /experiments/{id},
         POST /experiments/{id}/pause, POST /experiments/{id}/activate, POST /experiments/{id}/cancel,
         POST /experiments/{id}/kill, POST /experiments/{id}/archive, POST /experiments/{id}/unarchive,
-        POST /experiments/{id}/move, GET /experiments/{id}/model_def, PUT /experiments/{id}/labels/{label},
-        DELETE /experiments/{id}/labels/{label}, POST /trials/{id}/kill, DELETE /checkpoints, POST /checkpoints/rm,
+        POST /experiments/{id}/move, GET /experiments/{id}/model_def, POST /trials/{id}/kill,
+        DELETE /checkpoints, POST /checkpoints/rm,
         POST /job-queues, PATCH /projects/{id}, DELETE /projects/{id}, POST /projects/{id}/archive,
         POST /projects/{id}/unarchive, PUT /experiments/{id}/retain_logs, PUT /trials/{id}/retain_logs,
         POST /commands/{id}/kill, POST /commands/{id}/set_priority, POST /notebooks/{id}/kill,
@@ -154,13 +155,16 @@ NEED_BY_DETERMINED_ROUTE = _read_routes(_DETERMINED)
 
 def check_call(need: Need | None, principal: Principal, state: ClusterState) -> None:
     """Refuses what no record could allow. need: None for a call without an entry. Raises GanglineError `auth.no_entry`,
-    `auth.not_admin`, `auth.no_role`."""
+    `auth.forbidden`, `auth.not_admin`, `auth.no_role`."""
     if need is None:
         raise GanglineError(
             "auth.no_entry",
             "this call has no entry in the gateway's table of rights, so nobody may make it; report this as a bug",
             ErrorKind.FORBIDDEN,
         )
+    if principal.kind in ("allocation", "agent") and need is not Need.RUNNER:
+        text = "the token of an allocation may only deliver its trial's records"
+        raise GanglineError("auth.forbidden", text, ErrorKind.FORBIDDEN)
     if principal.kind != "user":
         return
     if need is Need.ADMIN and not principal.is_admin:

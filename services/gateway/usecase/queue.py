@@ -92,11 +92,12 @@ class JobQueue:
     async def snapshot(self, pool: str = "") -> str:
         """Returns the planner's present input, in the format of `gangline simulate`. pool: may be empty when there is
         only one. It names the work of all workspaces. Raises GanglineError `auth.no_role`."""
-        if not sight_of(self._mirror.state, self._caller.principal).sees_all:
-            raise lacks_role(self._caller.name, "read the planner's input", Role.VIEWER, "")
         answer = await self._leader.call(
             lambda scheduler: scheduler.GetSnapshot, scheduler_pb2.GetSnapshotRequest(pool=pool)
         )
+        # After the leader's answer, which tells of a misspelt pool.
+        if not sight_of(self._mirror.state, self._caller.principal).sees_all:
+            raise lacks_role(self._caller.name, "read the planner's input", Role.VIEWER, "")
         return answer.snapshot_json
 
     async def _with_progress(self, tasks: list[Task]) -> list[Task]:

@@ -6,7 +6,7 @@ holds in any case. What a user may not see is refused as an unknown id is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from gangline.config.layer.lookup import unknown_id
 from gangline.domain.access import (
@@ -34,7 +34,6 @@ from gangline.domain.registry import Model
 from gangline.domain.user import CLUSTER_NAME, User
 from gangline.errors import ErrorKind, GanglineError
 from services.scheduler.state.records import Records, StateChange
-from services.scheduler.state.state_store import Transition
 
 
 def role_in(records: Records, user: str, workspace_id: int) -> Role | None:
@@ -87,7 +86,9 @@ def workspace_id_of(records: Records, experiment: Experiment) -> int:
     return project.workspace_id if project is not None else DEFAULT_WORKSPACE_ID
 
 
-def ordered(user: str, experiment_id: int, action: str, transition: Transition) -> Transition:
+def ordered(
+    user: str, experiment_id: int, action: str, transition: Callable[[Records], StateChange]
+) -> Callable[[Records], StateChange]:
     """Returns the transition with a check that this user may order it. action: such as "kill". An experiment that does
     not exist is left to the transition."""
 

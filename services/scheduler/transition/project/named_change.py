@@ -109,7 +109,9 @@ def _create(records: Records, asked: NamedChange) -> StateChange:
     if kind.parent is not None:
         parent = find_record(records, kind.parent, asked.parent_id)
         values[f"{kind.parent.noun}_id"] = asked.parent_id
-        check_creation(records, caller, kind, kind.record_type(**{"id": 0, **values}))
+    if "workspace_id" not in kind.fields:
+        check_creation(records, caller, kind, kind.record_type(**({"id": 0} if kind.is_numbered else {}), **values))
+    if kind.parent is not None:
         check_unarchived(kind.parent, parent)
     _check_free(records, asked, values["name"], parent)
     _check_number(records, kind)
@@ -121,7 +123,8 @@ def _create(records: Records, asked: NamedChange) -> StateChange:
         values["id"] = max(getattr(counter, kind.counter), taken + 1)
         draft.put(replace(counter, **{kind.counter: values["id"] + 1}))
     record = with_fields(records, asked, kind.record_type(**values, request_ids=(caller.request_id,)))
-    check_creation(records, caller, kind, record)
+    if "workspace_id" in kind.fields:
+        check_creation(records, caller, kind, record)
     draft.put(_with_time(record, asked.now))
     return draft.change
 
