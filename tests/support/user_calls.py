@@ -1,4 +1,5 @@
-"""The calls about users, quotas, groups and roles for the stand-in gateway: it knows one user, and changes quotas alone."""
+"""The calls about users, quotas, groups and roles for the stand-in gateway: it knows one user, and changes quotas
+alone."""
 
 # ruff: noqa: N802 - the names of the calls are those of the protos
 

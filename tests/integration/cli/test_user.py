@@ -123,7 +123,7 @@ def test_roles_and_groups_are_shown_and_changed(cli: Cli) -> None:
         "lab: editor, who sees everything in it, and creates and changes what is this user's own",
     ]
     assert cli("group", "show", "team").out.splitlines() == ["ann", "bob"]
-    assert cli("group", "show", "other").code == 2
+    assert cli("group", "show", "other").status == 2
     assert cli("group", "add", "team", "ann").out == "changed group team: ann, bob\n"
     assert cli("role", "assign", "editor", "--group", "team").out == "group team is editor for the cluster\n"
     removed = cli("role", "remove", "--user", "ann", "--workspace", "lab").out
