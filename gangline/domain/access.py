@@ -110,6 +110,7 @@ class Access:
     cluster_role: Role | None = None  # role in all workspaces; None for none
     workspaces: tuple[WorkspaceRight, ...] = ()  # those that the caller sees, by name
     groups: tuple[str, ...] = ()  # by name
+    is_open: bool = False  # whether editors operate the work of others too; see `is_open`
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class Rights:
     is_admin: bool = False  # whether the user is an administrator of the cluster
     cluster_role: Role | None = None
     role_by_workspace: Mapping[int, Role] = field(default_factory=dict)  # beyond `cluster_role`
+    is_open: bool = False  # of the cluster, as `is_open` returns
 
     @property
     def sees_all(self) -> bool:
@@ -190,6 +192,13 @@ def assigned_role(member: Member, workspace: Workspace | None, roles: WorkspaceR
     return Role.ADMIN if workspace.owner and workspace.owner == member.name else None
 
 
+def is_open(roles: WorkspaceRoles | None) -> bool:
+    """Returns whether every editor may operate the work of others, as in versions without roles: pause, end, move,
+    rename and prioritise it. It holds until the first change of the roles for the cluster. roles: those for the
+    cluster; None if they were never changed."""
+    return roles is None
+
+
 def rights_of(
     member: Member, roles_by_workspace: Mapping[int, WorkspaceRoles], workspaces: Iterable[Workspace]
 ) -> Rights:
@@ -199,7 +208,8 @@ def rights_of(
         for workspace in workspaces
         if (role := assigned_role(member, workspace, roles_by_workspace.get(workspace.id))) is not None
     }
-    return Rights(member.is_admin, assigned_role(member, None, roles_by_workspace.get(CLUSTER_SCOPE)), found)
+    roles = roles_by_workspace.get(CLUSTER_SCOPE)
+    return Rights(member.is_admin, assigned_role(member, None, roles), found, is_open(roles))
 
 
 def check_group_name(name: str) -> None:

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gangline/v1/access.proto\x12\x0bgangline.v1\"T\n\tUserGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08user_ids\x18\x02 \x03(\x03\x12\x12\n\ncreated_at\x18\x03 \x01(\x01\x12\x13\n\x0brequest_ids\x18\x04 \x03(\t\"Q\n\x0eRoleAssignment\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.gangline.v1.Role\x12\x0f\n\x07user_id\x18\x02 \x01(\x03\x12\r\n\x05group\x18\x03 \x01(\t\"m\n\x0eWorkspaceRoles\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\x03\x12\x30\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x1b.gangline.v1.RoleAssignment\x12\x13\n\x0brequest_ids\x18\x03 \x03(\t\"S\n\tGroupView\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x12\n\ncreated_at\x18\x03 \x01(\x01\x12\x13\n\x0bis_built_in\x18\x04 \x01(\x08\"q\n\x08RoleView\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.gangline.v1.Role\x12\x0c\n\x04user\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x14\n\x0cworkspace_id\x18\x04 \x01(\x03\x12\x11\n\tworkspace\x18\x05 \x01(\t\"Z\n\x0eWorkspaceRight\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\x03\x12\x11\n\tworkspace\x18\x02 \x01(\t\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.gangline.v1.Role\"\x84\x01\n\x06\x41\x63\x63\x65ss\x12\x10\n\x08is_admin\x18\x01 \x01(\x08\x12\'\n\x0c\x63luster_role\x18\x02 \x01(\x0e\x32\x11.gangline.v1.Role\x12/\n\nworkspaces\x18\x03 \x03(\x0b\x32\x1b.gangline.v1.WorkspaceRight\x12\x0e\n\x06groups\x18\x04 \x03(\t\"\x12\n\x10GetAccessRequest\"8\n\x11GetAccessResponse\x12#\n\x06\x61\x63\x63\x65ss\x18\x01 \x01(\x0b\x32\x13.gangline.v1.Access\"\x13\n\x11ListGroupsRequest\"<\n\x12ListGroupsResponse\x12&\n\x06groups\x18\x01 \x03(\x0b\x32\x16.gangline.v1.GroupView\"o\n\x12UpdateGroupRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x18.gangline.v1.GroupAction\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05users\x18\x04 \x03(\t\"<\n\x13UpdateGroupResponse\x12%\n\x05group\x18\x01 \x01(\x0b\x32\x16.gangline.v1.GroupView\"%\n\x10ListRolesRequest\x12\x11\n\tworkspace\x18\x01 \x01(\t\"9\n\x11ListRolesResponse\x12$\n\x05roles\x18\x01 \x03(\x0b\x32\x15.gangline.v1.RoleView\"x\n\x11\x41ssignRoleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.gangline.v1.Role\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\t\x12\x11\n\tworkspace\x18\x05 \x01(\t\":\n\x12\x41ssignRoleResponse\x12$\n\x05roles\x18\x01 \x03(\x0b\x32\x15.gangline.v1.RoleView\"\x9f\x01\n\"SchedulerServiceUpdateGroupRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x18.gangline.v1.GroupAction\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05users\x18\x04 \x03(\t\x12\x0c\n\x04user\x18\x05 \x01(\t\x12\x10\n\x08is_admin\x18\x06 \x01(\x08\"^\n#SchedulerServiceUpdateGroupResponse\x12%\n\x05group\x18\x01 \x01(\x0b\x32\x16.gangline.v1.UserGroup\x12\x10\n\x08revision\x18\x02 \x01(\x03\"\xbb\x01\n!SchedulerServiceAssignRoleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.gangline.v1.Role\x12\x14\n\x0csubject_user\x18\x03 \x01(\t\x12\x15\n\rsubject_group\x18\x04 \x01(\t\x12\x14\n\x0cworkspace_id\x18\x05 \x01(\x03\x12\x0c\n\x04user\x18\x06 \x01(\t\x12\x10\n\x08is_admin\x18\x07 \x01(\x08\"6\n\"SchedulerServiceAssignRoleResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03*N\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_VIEWER\x10\x01\x12\x0f\n\x0bROLE_EDITOR\x10\x02\x12\x0e\n\nROLE_ADMIN\x10\x03*\x8c\x01\n\x0bGroupAction\x12\x1c\n\x18GROUP_ACTION_UNSPECIFIED\x10\x00\x12\x17\n\x13GROUP_ACTION_CREATE\x10\x01\x12\x17\n\x13GROUP_ACTION_DELETE\x10\x02\x12\x14\n\x10GROUP_ACTION_ADD\x10\x03\x12\x17\n\x13GROUP_ACTION_REMOVE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gangline/v1/access.proto\x12\x0bgangline.v1\"T\n\tUserGroup\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08user_ids\x18\x02 \x03(\x03\x12\x12\n\ncreated_at\x18\x03 \x01(\x01\x12\x13\n\x0brequest_ids\x18\x04 \x03(\t\"Q\n\x0eRoleAssignment\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.gangline.v1.Role\x12\x0f\n\x07user_id\x18\x02 \x01(\x03\x12\r\n\x05group\x18\x03 \x01(\t\"m\n\x0eWorkspaceRoles\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\x03\x12\x30\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x1b.gangline.v1.RoleAssignment\x12\x13\n\x0brequest_ids\x18\x03 \x03(\t\"S\n\tGroupView\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07members\x18\x02 \x03(\t\x12\x12\n\ncreated_at\x18\x03 \x01(\x01\x12\x13\n\x0bis_built_in\x18\x04 \x01(\x08\"q\n\x08RoleView\x12\x1f\n\x04role\x18\x01 \x01(\x0e\x32\x11.gangline.v1.Role\x12\x0c\n\x04user\x18\x02 \x01(\t\x12\r\n\x05group\x18\x03 \x01(\t\x12\x14\n\x0cworkspace_id\x18\x04 \x01(\x03\x12\x11\n\tworkspace\x18\x05 \x01(\t\"Z\n\x0eWorkspaceRight\x12\x14\n\x0cworkspace_id\x18\x01 \x01(\x03\x12\x11\n\tworkspace\x18\x02 \x01(\t\x12\x1f\n\x04role\x18\x03 \x01(\x0e\x32\x11.gangline.v1.Role\"\x95\x01\n\x06\x41\x63\x63\x65ss\x12\x10\n\x08is_admin\x18\x01 \x01(\x08\x12\'\n\x0c\x63luster_role\x18\x02 \x01(\x0e\x32\x11.gangline.v1.Role\x12/\n\nworkspaces\x18\x03 \x03(\x0b\x32\x1b.gangline.v1.WorkspaceRight\x12\x0e\n\x06groups\x18\x04 \x03(\t\x12\x0f\n\x07is_open\x18\x05 \x01(\x08\"\x12\n\x10GetAccessRequest\"8\n\x11GetAccessResponse\x12#\n\x06\x61\x63\x63\x65ss\x18\x01 \x01(\x0b\x32\x13.gangline.v1.Access\"\x13\n\x11ListGroupsRequest\"<\n\x12ListGroupsResponse\x12&\n\x06groups\x18\x01 \x03(\x0b\x32\x16.gangline.v1.GroupView\"o\n\x12UpdateGroupRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x18.gangline.v1.GroupAction\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05users\x18\x04 \x03(\t\"<\n\x13UpdateGroupResponse\x12%\n\x05group\x18\x01 \x01(\x0b\x32\x16.gangline.v1.GroupView\"%\n\x10ListRolesRequest\x12\x11\n\tworkspace\x18\x01 \x01(\t\"9\n\x11ListRolesResponse\x12$\n\x05roles\x18\x01 \x03(\x0b\x32\x15.gangline.v1.RoleView\"x\n\x11\x41ssignRoleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.gangline.v1.Role\x12\x0c\n\x04user\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\t\x12\x11\n\tworkspace\x18\x05 \x01(\t\":\n\x12\x41ssignRoleResponse\x12$\n\x05roles\x18\x01 \x03(\x0b\x32\x15.gangline.v1.RoleView\"\x9f\x01\n\"SchedulerServiceUpdateGroupRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12(\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32\x18.gangline.v1.GroupAction\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05users\x18\x04 \x03(\t\x12\x0c\n\x04user\x18\x05 \x01(\t\x12\x10\n\x08is_admin\x18\x06 \x01(\x08\"^\n#SchedulerServiceUpdateGroupResponse\x12%\n\x05group\x18\x01 \x01(\x0b\x32\x16.gangline.v1.UserGroup\x12\x10\n\x08revision\x18\x02 \x01(\x03\"\xbb\x01\n!SchedulerServiceAssignRoleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.gangline.v1.Role\x12\x14\n\x0csubject_user\x18\x03 \x01(\t\x12\x15\n\rsubject_group\x18\x04 \x01(\t\x12\x14\n\x0cworkspace_id\x18\x05 \x01(\x03\x12\x0c\n\x04user\x18\x06 \x01(\t\x12\x10\n\x08is_admin\x18\x07 \x01(\x08\"6\n\"SchedulerServiceAssignRoleResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03*N\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_VIEWER\x10\x01\x12\x0f\n\x0bROLE_EDITOR\x10\x02\x12\x0e\n\nROLE_ADMIN\x10\x03*\x8c\x01\n\x0bGroupAction\x12\x1c\n\x18GROUP_ACTION_UNSPECIFIED\x10\x00\x12\x17\n\x13GROUP_ACTION_CREATE\x10\x01\x12\x17\n\x13GROUP_ACTION_DELETE\x10\x02\x12\x14\n\x10GROUP_ACTION_ADD\x10\x03\x12\x17\n\x13GROUP_ACTION_REMOVE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gangline.v1.access_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1868
-  _globals['_ROLE']._serialized_end=1946
-  _globals['_GROUPACTION']._serialized_start=1949
-  _globals['_GROUPACTION']._serialized_end=2089
+  _globals['_ROLE']._serialized_start=1885
+  _globals['_ROLE']._serialized_end=1963
+  _globals['_GROUPACTION']._serialized_start=1966
+  _globals['_GROUPACTION']._serialized_end=2106
   _globals['_USERGROUP']._serialized_start=41
   _globals['_USERGROUP']._serialized_end=125
   _globals['_ROLEASSIGNMENT']._serialized_start=127
@@ -48,33 +48,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKSPACERIGHT']._serialized_start=521
   _globals['_WORKSPACERIGHT']._serialized_end=611
   _globals['_ACCESS']._serialized_start=614
-  _globals['_ACCESS']._serialized_end=746
-  _globals['_GETACCESSREQUEST']._serialized_start=748
-  _globals['_GETACCESSREQUEST']._serialized_end=766
-  _globals['_GETACCESSRESPONSE']._serialized_start=768
-  _globals['_GETACCESSRESPONSE']._serialized_end=824
-  _globals['_LISTGROUPSREQUEST']._serialized_start=826
-  _globals['_LISTGROUPSREQUEST']._serialized_end=845
-  _globals['_LISTGROUPSRESPONSE']._serialized_start=847
-  _globals['_LISTGROUPSRESPONSE']._serialized_end=907
-  _globals['_UPDATEGROUPREQUEST']._serialized_start=909
-  _globals['_UPDATEGROUPREQUEST']._serialized_end=1020
-  _globals['_UPDATEGROUPRESPONSE']._serialized_start=1022
-  _globals['_UPDATEGROUPRESPONSE']._serialized_end=1082
-  _globals['_LISTROLESREQUEST']._serialized_start=1084
-  _globals['_LISTROLESREQUEST']._serialized_end=1121
-  _globals['_LISTROLESRESPONSE']._serialized_start=1123
-  _globals['_LISTROLESRESPONSE']._serialized_end=1180
-  _globals['_ASSIGNROLEREQUEST']._serialized_start=1182
-  _globals['_ASSIGNROLEREQUEST']._serialized_end=1302
-  _globals['_ASSIGNROLERESPONSE']._serialized_start=1304
-  _globals['_ASSIGNROLERESPONSE']._serialized_end=1362
-  _globals['_SCHEDULERSERVICEUPDATEGROUPREQUEST']._serialized_start=1365
-  _globals['_SCHEDULERSERVICEUPDATEGROUPREQUEST']._serialized_end=1524
-  _globals['_SCHEDULERSERVICEUPDATEGROUPRESPONSE']._serialized_start=1526
-  _globals['_SCHEDULERSERVICEUPDATEGROUPRESPONSE']._serialized_end=1620
-  _globals['_SCHEDULERSERVICEASSIGNROLEREQUEST']._serialized_start=1623
-  _globals['_SCHEDULERSERVICEASSIGNROLEREQUEST']._serialized_end=1810
-  _globals['_SCHEDULERSERVICEASSIGNROLERESPONSE']._serialized_start=1812
-  _globals['_SCHEDULERSERVICEASSIGNROLERESPONSE']._serialized_end=1866
+  _globals['_ACCESS']._serialized_end=763
+  _globals['_GETACCESSREQUEST']._serialized_start=765
+  _globals['_GETACCESSREQUEST']._serialized_end=783
+  _globals['_GETACCESSRESPONSE']._serialized_start=785
+  _globals['_GETACCESSRESPONSE']._serialized_end=841
+  _globals['_LISTGROUPSREQUEST']._serialized_start=843
+  _globals['_LISTGROUPSREQUEST']._serialized_end=862
+  _globals['_LISTGROUPSRESPONSE']._serialized_start=864
+  _globals['_LISTGROUPSRESPONSE']._serialized_end=924
+  _globals['_UPDATEGROUPREQUEST']._serialized_start=926
+  _globals['_UPDATEGROUPREQUEST']._serialized_end=1037
+  _globals['_UPDATEGROUPRESPONSE']._serialized_start=1039
+  _globals['_UPDATEGROUPRESPONSE']._serialized_end=1099
+  _globals['_LISTROLESREQUEST']._serialized_start=1101
+  _globals['_LISTROLESREQUEST']._serialized_end=1138
+  _globals['_LISTROLESRESPONSE']._serialized_start=1140
+  _globals['_LISTROLESRESPONSE']._serialized_end=1197
+  _globals['_ASSIGNROLEREQUEST']._serialized_start=1199
+  _globals['_ASSIGNROLEREQUEST']._serialized_end=1319
+  _globals['_ASSIGNROLERESPONSE']._serialized_start=1321
+  _globals['_ASSIGNROLERESPONSE']._serialized_end=1379
+  _globals['_SCHEDULERSERVICEUPDATEGROUPREQUEST']._serialized_start=1382
+  _globals['_SCHEDULERSERVICEUPDATEGROUPREQUEST']._serialized_end=1541
+  _globals['_SCHEDULERSERVICEUPDATEGROUPRESPONSE']._serialized_start=1543
+  _globals['_SCHEDULERSERVICEUPDATEGROUPRESPONSE']._serialized_end=1637
+  _globals['_SCHEDULERSERVICEASSIGNROLEREQUEST']._serialized_start=1640
+  _globals['_SCHEDULERSERVICEASSIGNROLEREQUEST']._serialized_end=1827
+  _globals['_SCHEDULERSERVICEASSIGNROLERESPONSE']._serialized_start=1829
+  _globals['_SCHEDULERSERVICEASSIGNROLERESPONSE']._serialized_end=1883
 # @@protoc_insertion_point(module_scope)

@@ -243,10 +243,15 @@ class Access(google.protobuf.message.Message):
     CLUSTER_ROLE_FIELD_NUMBER: builtins.int
     WORKSPACES_FIELD_NUMBER: builtins.int
     GROUPS_FIELD_NUMBER: builtins.int
+    IS_OPEN_FIELD_NUMBER: builtins.int
     is_admin: builtins.bool
     """Whether the caller is an administrator of the cluster, who may do everything."""
     cluster_role: Global___Role.ValueType
     """The role in all workspaces, also in those that are made later. Unspecified for none."""
+    is_open: builtins.bool
+    """Whether editors also pause, end, move, rename and prioritise the work of others. It is so until the first change of
+    the roles for the cluster.
+    """
     @property
     def workspaces(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___WorkspaceRight]:
         """The workspaces that the caller sees, by name."""
@@ -262,8 +267,9 @@ class Access(google.protobuf.message.Message):
         cluster_role: Global___Role.ValueType = ...,
         workspaces: collections.abc.Iterable[Global___WorkspaceRight] | None = ...,
         groups: collections.abc.Iterable[builtins.str] | None = ...,
+        is_open: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cluster_role", b"cluster_role", "groups", b"groups", "is_admin", b"is_admin", "workspaces", b"workspaces"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cluster_role", b"cluster_role", "groups", b"groups", "is_admin", b"is_admin", "is_open", b"is_open", "workspaces", b"workspaces"]) -> None: ...
 
 Global___Access: typing_extensions.TypeAlias = Access
 

@@ -92,6 +92,8 @@ def _describe_access(access: Access) -> list[str]:
     lines = [f"groups: {', '.join(access.groups)}"]
     if access.is_admin:
         lines.append("changes users, groups, roles and agents, and everything in all workspaces")
+    elif access.is_open:
+        lines.append("operates the work of others too, as long as no role for the cluster was changed")
     lines += [f"{right.workspace}: {right.role.lower()}, who {_MAY[right.role]}" for right in access.workspaces]
     return lines if access.is_admin or access.workspaces else [*lines, "sees no workspace; ask an administrator"]
 

@@ -28,6 +28,7 @@ class Need(StrEnum):
     EDIT = "the role of an editor in the workspace"
     EDIT_ALL = "the role of an editor for the cluster"
     CHANGE = "to be the owner and an editor of the workspace, or an admin of the workspace"
+    OPERATE = "the same as for CHANGE; in a cluster whose roles were never changed an editor of the workspace"
     MANAGE = "the role of an admin in the workspace"
     OWN = "to be the owner, or an administrator of the cluster"
     ADMIN = "to be an administrator of the cluster"
@@ -45,9 +46,11 @@ _GRPC = {
     Need.VIEW_ALL: "GetSnapshot",
     Need.EDIT_SOMEWHERE: "UploadCode ImportCheckpoint ForgetFusion SetTemplate RemoveTemplate",
     Need.EDIT: "CreateExperiment",
-    Need.CHANGE: """DownloadCode KillExperiment UpdateExperiment DeleteExperiment ArchiveExperiment
-        UnarchiveExperiment PostSearchOperations ContinueExperiment KillTrial ProfileTrial DeleteCheckpoints
-        MoveExperiment UpdateProject UpdateModel UpdateModelVersion SetModelAlias""",
+    Need.CHANGE: """DownloadCode DeleteExperiment PostSearchOperations ContinueExperiment DeleteCheckpoints
+        UpdateProject UpdateModel UpdateModelVersion SetModelAlias""",
+    # Of UpdateExperiment, and of PATCH of an experiment, the retention needs CHANGE.
+    Need.OPERATE: """KillExperiment UpdateExperiment ArchiveExperiment UnarchiveExperiment KillTrial ProfileTrial
+        MoveExperiment""",
     Need.MANAGE: "UpdateWorkspace AssignRole",
     Need.OWN: "GetTaskAccess ConnectTask RevokeToken UpdateSavedView DeleteSavedView",
     Need.ADMIN: "CreateUser UpdateGroup UpdateAgent",
@@ -81,13 +84,13 @@ _HTTP = {
         DELETE /templates/{name}, POST /bulk/experiments""",
     Need.EDIT: "POST /experiments, POST /tasks, POST /workspaces/{workspace_id}/projects, POST /models",
     Need.EDIT_ALL: "POST /workspaces",
-    Need.CHANGE: """GET /experiments/{experiment_id}/code, PATCH /experiments/{experiment_id},
-        DELETE /experiments/{experiment_id}, POST /experiments/{experiment_id}/kill,
+    Need.OPERATE: """PATCH /experiments/{experiment_id}, POST /experiments/{experiment_id}/kill,
         POST /experiments/{experiment_id}/pause, POST /experiments/{experiment_id}/activate,
-        POST /experiments/{experiment_id}/cancel, POST /experiments/{experiment_id}/continue,
-        POST /experiments/{experiment_id}/archive, POST /experiments/{experiment_id}/unarchive,
-        POST /experiments/{experiment_id}/move, PUT /experiments/{experiment_id}/retain_logs,
-        POST /trials/{trial_id}/kill, POST /trials/{trial_id}/profile, POST /job-queues, DELETE /checkpoints,
+        POST /experiments/{experiment_id}/cancel, POST /experiments/{experiment_id}/archive,
+        POST /experiments/{experiment_id}/unarchive, POST /experiments/{experiment_id}/move,
+        POST /trials/{trial_id}/kill, POST /trials/{trial_id}/profile, POST /job-queues""",
+    Need.CHANGE: """GET /experiments/{experiment_id}/code, DELETE /experiments/{experiment_id},
+        POST /experiments/{experiment_id}/continue, PUT /experiments/{experiment_id}/retain_logs, DELETE /checkpoints,
         DELETE /checkpoints/{checkpoint_id}, PATCH /projects/{project_id}, DELETE /projects/{project_id},
         POST /projects/{project_id}/archive, POST /projects/{project_id}/unarchive, PATCH /models/{model_id},
         DELETE /models/{model_id}, POST /models/{model_id}/archive, POST /models/{model_id}/unarchive,
@@ -119,13 +122,13 @@ _DETERMINED = {
     Need.EDIT: """POST /experiments, POST /workspaces/{id}/projects, POST /commands, POST /notebooks, POST /shells,
         PUT /experiments/{id}/labels/{label}, DELETE /experiments/{id}/labels/{label}""",
     Need.EDIT_ALL: "POST /workspaces",
-    Need.CHANGE: """POST /experiments/continue, PATCH /experiments/{id}, DELETE /experiments/{id},
-        POST /experiments/{id}/pause, POST /experiments/{id}/activate, POST /experiments/{id}/cancel,
-        POST /experiments/{id}/kill, POST /experiments/{id}/archive, POST /experiments/{id}/unarchive,
-        POST /experiments/{id}/move, GET /experiments/{id}/model_def, POST /trials/{id}/kill,
-        DELETE /checkpoints, POST /checkpoints/rm,
-        POST /job-queues, PATCH /projects/{id}, DELETE /projects/{id}, POST /projects/{id}/archive,
-        POST /projects/{id}/unarchive, PUT /experiments/{id}/retain_logs, PUT /trials/{id}/retain_logs,
+    Need.CHANGE: """POST /experiments/continue, DELETE /experiments/{id}, GET /experiments/{id}/model_def,
+        DELETE /checkpoints, POST /checkpoints/rm, PATCH /projects/{id}, DELETE /projects/{id},
+        POST /projects/{id}/archive, POST /projects/{id}/unarchive, PUT /experiments/{id}/retain_logs,
+        PUT /trials/{id}/retain_logs""",
+    Need.OPERATE: """PATCH /experiments/{id}, POST /experiments/{id}/pause, POST /experiments/{id}/activate,
+        POST /experiments/{id}/cancel, POST /experiments/{id}/kill, POST /experiments/{id}/archive,
+        POST /experiments/{id}/unarchive, POST /experiments/{id}/move, POST /trials/{id}/kill, POST /job-queues,
         POST /commands/{id}/kill, POST /commands/{id}/set_priority, POST /notebooks/{id}/kill,
         POST /notebooks/{id}/set_priority, POST /shells/{id}/kill, POST /shells/{id}/set_priority""",
     Need.MANAGE: """PATCH /workspaces/{id}, DELETE /workspaces/{id}, POST /workspaces/{id}/archive,

@@ -46,7 +46,7 @@ class AccessRules:
         roles = tuple(
             WorkspaceRight(workspace.id, workspace.name, role) for workspace, role in seen if role is not None
         )
-        return Access(rights.is_admin, rights.cluster_role, roles, tuple(sorted(member.groups)))
+        return Access(rights.is_admin, rights.cluster_role, roles, tuple(sorted(member.groups)), rights.is_open)
 
     def list_groups(self) -> list[GroupView]:
         """Returns all groups by name, the built-in one first."""

@@ -19,7 +19,7 @@ from services.scheduler.transition.removal import (
     delete_experiment,
     unarchive_experiment,
 )
-from services.scheduler.transition.rights import ordered
+from services.scheduler.transition.rights import changed, operated
 
 _log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ class RemovalChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         require_cluster()
         term = self._leader_status.require(request.user)
         change = await term.store.commit_asked(
-            ordered(
+            changed(
                 request.user,
                 request.experiment_id,
                 "delete",
@@ -66,7 +66,7 @@ class RemovalChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         require_cluster()
         term = self._leader_status.require(request.user)
         change = await term.store.commit_asked(
-            ordered(
+            operated(
                 request.user,
                 request.experiment_id,
                 "archive",
@@ -86,7 +86,7 @@ class RemovalChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         require_cluster()
         term = self._leader_status.require(request.user)
         change = await term.store.commit_asked(
-            ordered(
+            operated(
                 request.user,
                 request.experiment_id,
                 "unarchive",

@@ -62,12 +62,13 @@ from services.scheduler.transition.project.text_change import change_texts
 from services.scheduler.transition.queue_move import move_experiment, update_resources
 from services.scheduler.transition.retention_change import change_retention, preview_retention
 from services.scheduler.transition.rights import (
+    changed,
     check_administrator,
     check_deletion,
     check_somewhere,
     check_texts,
-    check_trial_order,
-    ordered,
+    check_trial_operation,
+    operated,
     sees_experiment,
 )
 from services.scheduler.transition.submit_check import find_pool, preview
@@ -122,7 +123,7 @@ class SchedulerService(
         reason = f"killed by {request.user or 'a user'}"
         rules, now = term.context.rules, time.time()
         change = await term.store.commit_asked(
-            ordered(
+            operated(
                 request.user,
                 request.experiment_id,
                 "kill",
@@ -158,7 +159,7 @@ class SchedulerService(
         rules, now = term.context.rules, time.time()
 
         def kill(records: Records) -> StateChange:
-            check_trial_order(records, request.user, request.trial_id, "kill")
+            check_trial_operation(records, request.user, request.trial_id, "kill")
             return kill_trial(records, request.trial_id, reason, rules, now)
 
         change = await term.store.commit_asked(kill)
@@ -172,7 +173,7 @@ class SchedulerService(
     ) -> scheduler_pb2.ProfileTrialResponse:
         require_cluster()
         term = self._leader_status.require(request.user)
-        check_trial_order(term.state, request.user, request.trial_id, "trace")
+        check_trial_operation(term.state, request.user, request.trial_id, "trace")
         order = term.traces.place(term.state, request.trial_id, request.batches, request.request_id)
         _log.info("a trace is ordered", trial_id=order.trial_id, batches=order.batches, user=request.user)
         return scheduler_pb2.ProfileTrialResponse(order=wire.to_proto(order))
@@ -347,8 +348,9 @@ def _checked(request: scheduler_pb2.SchedulerServiceUpdateExperimentRequest, tra
                 raise absent("experiment", anchor_id)
             return transition(records)
 
-        return ordered(request.user, request.experiment_id, "move", move)
-    return ordered(request.user, request.experiment_id, "change", transition)
+        return operated(request.user, request.experiment_id, "move", move)
+    check = changed if request.HasField("retention") else operated
+    return check(request.user, request.experiment_id, "change", transition)
 
 
 def _change_of(request: scheduler_pb2.SchedulerServiceUpdateExperimentRequest, term: Term, now: float) -> Transition:

@@ -16,6 +16,7 @@ from gangline.domain.access import (
     UserGroup,
     WorkspaceRoles,
     assigned_role,
+    is_open,
     lacks_role,
     strongest,
 )
@@ -86,32 +87,57 @@ def workspace_id_of(records: Records, experiment: Experiment) -> int:
     return project.workspace_id if project is not None else DEFAULT_WORKSPACE_ID
 
 
-def ordered(
+def changed(
     user: str, experiment_id: int, action: str, transition: Callable[[Records], StateChange]
 ) -> Callable[[Records], StateChange]:
-    """Returns the transition with a check that this user may order it. action: such as "kill". An experiment that does
-    not exist is left to the transition."""
+    """Returns the transition with a check that this user may change the experiment. action: such as "delete". An
+    experiment that does not exist is left to the transition."""
+    return _checked(check_experiment_change, user, experiment_id, action, transition)
 
+
+def operated(
+    user: str, experiment_id: int, action: str, transition: Callable[[Records], StateChange]
+) -> Callable[[Records], StateChange]:
+    """Returns the transition with a check that this user may operate the experiment. action: such as "kill". An
+    experiment that does not exist is left to the transition."""
+    return _checked(check_operation, user, experiment_id, action, transition)
+
+
+def _checked(
+    check: Callable[[Records, str, Experiment, str], None],
+    user: str,
+    experiment_id: int,
+    action: str,
+    transition: Callable[[Records], StateChange],
+) -> Callable[[Records], StateChange]:
     def run(records: Records) -> StateChange:
         experiment = records.find(Experiment, experiment_id)
         if experiment is not None:
-            check_order(records, user, experiment, f"{action} experiment {experiment_id}")
+            check(records, user, experiment, f"{action} experiment {experiment_id}")
         return transition(records)
 
     return run
 
 
-def check_trial_order(records: Records, user: str, trial_id: str, action: str) -> None:
-    """Raises as `check_order` does. A trial that does not exist passes."""
+def check_trial_operation(records: Records, user: str, trial_id: str, action: str) -> None:
+    """Raises as `check_operation` does. A trial that does not exist passes."""
     trial = records.find(Trial, trial_id)
     experiment = records.find(Experiment, trial.experiment_id) if trial is not None else None
     if experiment is not None:
         if not sees_experiment(records, user, experiment.id):
             raise absent("trial", trial_id)
-        check_order(records, user, experiment, f"{action} trial {trial_id}")
+        check_operation(records, user, experiment, f"{action} trial {trial_id}")
 
 
-def check_order(records: Records, user: str, experiment: Experiment, action: str) -> None:
+def check_operation(records: Records, user: str, experiment: Experiment, action: str) -> None:
+    """Admits who may pause, end, move, rename and prioritise an experiment: who may change it, and every editor of the
+    workspace as long as the cluster is open (`is_open`). Raises as `check_experiment_change` does."""
+    role = role_in(records, user, workspace_id_of(records, experiment))
+    if role is not Role.EDITOR or not is_open(records.find(WorkspaceRoles, CLUSTER_SCOPE)):
+        check_experiment_change(records, user, experiment, action)
+
+
+def check_experiment_change(records: Records, user: str, experiment: Experiment, action: str) -> None:
     """Admits the owner who is an editor, and admins of the workspace. Raises GanglineError `experiment.not_found`,
     `auth.not_owner`, `auth.no_role`."""
     workspace_id = workspace_id_of(records, experiment)
@@ -134,11 +160,11 @@ def check_owned(records: Records, user: str, owner: str, workspace_id: int, acti
 
 
 def check_texts(records: Records, user: str, experiment: Experiment, change: TextChange) -> None:
-    """Admits every editor of the workspace for notes and labels, which a project shares; name and description are the
-    owner's. Raises as `check_order` does."""
+    """Admits every editor of the workspace for notes and labels, which a project shares, and for name and description
+    those whom `check_operation` admits. Raises as it does."""
     action = f"change the texts of experiment {experiment.id}"
     if change.name is not None or change.description is not None:
-        check_order(records, user, experiment, action)
+        check_operation(records, user, experiment, action)
         return
     workspace_id = workspace_id_of(records, experiment)
     if role_in(records, user, workspace_id) is None:

@@ -111,7 +111,8 @@ def change_role(records: Records, asked: RoleRequest) -> StateChange:
     if len(kept) + len(new) > MAX_ASSIGNMENTS:
         text = f"{place} has {MAX_ASSIGNMENTS} roles, and no more fit; put users into groups"
         raise conflict("role.too_many", text)
-    if roles is None and new == present:
+    # The first request for the cluster closes it (`is_open`), also one that leaves the assignments as they are.
+    if roles is None and new == present and workspace is not None:
         return StateChange()
     changed = WorkspaceRoles(asked.workspace_id, kept + new, roles.request_ids if roles is not None else ())
     if roles is not None and changed == roles:

@@ -12,7 +12,7 @@ from gangline.domain.settled.reading import with_values
 from gangline.errors import conflict
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.transition.project.named_change import find_record
-from services.scheduler.transition.rights import check_order, check_role, role_in, seen_workspaces
+from services.scheduler.transition.rights import check_operation, check_role, role_in, seen_workspaces
 
 
 def home_of(records: Records, user: str, workspace_name: str, project_name: str) -> Project:
@@ -33,7 +33,7 @@ def move_to_project(records: Records, user: str, experiment_id: int, project_id:
     `workspace.archived`, `auth.not_owner`, `auth.no_role`.
     """
     experiment = get(records, Experiment, experiment_id)
-    check_order(records, user, experiment, f"move experiment {experiment_id}")
+    check_operation(records, user, experiment, f"move experiment {experiment_id}")
     project = find_record(records, PROJECT, project_id)
     if role_in(records, user, project.workspace_id) is None:
         raise unknown_id(PROJECT, project_id)
