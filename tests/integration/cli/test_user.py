@@ -120,6 +120,7 @@ def test_roles_and_groups_are_shown_and_changed(cli: Cli) -> None:
     assert cli("user", "whoami", "--can").out.splitlines() == [
         "ann",
         "groups: everyone",
+        "operates the work of others too, as long as no role for the cluster was changed",
         "lab: editor, who sees everything in it, and creates and changes what is this user's own",
     ]
     assert cli("group", "show", "team").out.splitlines() == ["ann", "bob"]

@@ -51,6 +51,8 @@ _BY_NEED = {
     Need.EDIT: (FORBIDDEN, FORBIDDEN, OK, OK, OK),
     Need.EDIT_ALL: (FORBIDDEN,) * 5,
     Need.CHANGE: (HIDDEN, FORBIDDEN, FORBIDDEN, OK, OK),
+    # The world is closed.
+    Need.OPERATE: (HIDDEN, FORBIDDEN, FORBIDDEN, OK, OK),
     Need.MANAGE: (HIDDEN, FORBIDDEN, FORBIDDEN, FORBIDDEN, OK),
     Need.OWN: (HIDDEN, FORBIDDEN, FORBIDDEN, OK, FORBIDDEN),
     Need.ADMIN: (FORBIDDEN,) * 5,
@@ -446,7 +448,7 @@ async def test_what_a_user_may_not_see_is_nowhere(world: Addresses) -> None:
     assert {"1.1", "2.1"} == own.keys()
     assert others == dict.fromkeys(("0.1", "0.2"), "a request of another workspace")
     text = (await stranger.get("job-queues")).text + (await stranger.get("usage?since=1d&by=owner")).text
-    assert not any(name in text for name in ('owner":"owner', "digits", "lab", "vision", "2.1"))
+    assert not any(name in text for name in ('owner":"owner', "digits", "lab", "vision", '"2.1"'))
     snapshot = (await owner.get("tables/experiments")).json()["snapshot"]
     assert (await stranger.get("tables/experiments", params={"snapshot": snapshot})).json()["rows"] == []
     for client in (stranger, owner):

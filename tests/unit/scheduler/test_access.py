@@ -190,20 +190,53 @@ def test_what_groups_refuse() -> None:
 )
 def test_orders_are_for_owners_who_edit_and_for_admins(roles: dict[str, Role], user: str, code: str) -> None:
     state = _state(_roles(**roles))
-    order = rights.ordered(user, 7, "kill", lambda _: StateChange())
+    orders = [check(user, 7, "end", lambda _: StateChange()) for check in (rights.changed, rights.operated)]
+    for order in orders:
+        if code:
+            assert _code(order, state) == code
+        else:
+            order(state)
     if code:
-        assert _code(order, state) == code
         expected = code.replace("experiment", "trial") if code == "experiment.not_found" else code
-        assert _code(rights.check_trial_order, state, user, "7.1", "kill") == expected
+        assert _code(rights.check_trial_operation, state, user, "7.1", "kill") == expected
     else:
-        order(state)
-        rights.check_trial_order(state, user, "7.1", "kill")
+        rights.check_trial_operation(state, user, "7.1", "kill")
+
+
+def test_editors_operate_the_work_of_others_until_the_roles_for_the_cluster_change() -> None:
+    """As in versions without roles; deletion was for owners there too."""
+    state = _state(is_closed=False)
+    operate, change = (check("eve", 7, "end", lambda _: StateChange()) for check in (rights.operated, rights.changed))
+    texts = TextChange(name="n")
+
+    def use_rights() -> None:
+        operate(state)
+        rights.check_trial_operation(state, "eve", "7.1", "kill")
+        rights.check_texts(state, "eve", EXPERIMENT, texts)
+        assert move_to_project(state, "eve", 7, 1)
+
+    use_rights()
+    assert _code(change, state) == "auth.not_owner"
+    # Roles of single workspaces leave the cluster open.
+    _apply(state, change_role(state, RoleRequest(ROOT, Role.VIEWER, user="eve", workspace_id=2)))
+    use_rights()
+    # A request that leaves the assignments as they are closes it all the same.
+    asked = RoleRequest(replace(ROOT, request_id="close"), Role.EDITOR, group=EVERYONE)
+    _apply(state, change_role(state, asked))
+    closed = state.find(WorkspaceRoles, 0)
+    assert closed is not None
+    assert closed.assignments == (RoleAssignment(Role.EDITOR, group=EVERYONE),)
+    assert rights.role_in(state, "eve", 2) is Role.EDITOR
+    assert _code(operate, state) == "auth.not_owner"
+    assert _code(rights.check_trial_operation, state, "eve", "7.1", "kill") == "auth.not_owner"
+    assert _code(rights.check_texts, state, "eve", EXPERIMENT, texts) == "auth.not_owner"
+    assert _code(move_to_project, state, "eve", 7, 1) == "auth.not_owner"
 
 
 def test_an_unseen_experiment_is_refused_as_an_unknown_one() -> None:
     state = _state()
     with pytest.raises(GanglineError) as hidden:
-        rights.ordered("eve", 7, "kill", lambda _: StateChange())(state)
+        rights.operated("eve", 7, "kill", lambda _: StateChange())(state)
     with pytest.raises(GanglineError) as unknown:
         move_to_project(state, "eve", 8, 1)
     assert hidden.value.message == unknown.value.message.replace("8", "7")
