@@ -94,7 +94,9 @@ class StandInUsers(Servicer):
 
     def GetAccess(self, request: Any, context: Any) -> Any:
         right = access_pb2.WorkspaceRight(workspace_id=1, workspace="lab", role=access_pb2.ROLE_EDITOR)
-        access = access_pb2.Access(cluster_role=access_pb2.ROLE_EDITOR, workspaces=[right], groups=["everyone"], is_open=True)
+        access = access_pb2.Access(
+            cluster_role=access_pb2.ROLE_EDITOR, workspaces=[right], groups=["everyone"], is_open=True
+        )
         return self._answer("GetAccess", context, lambda: access_pb2.GetAccessResponse(access=access))
 
     def ListGroups(self, request: Any, context: Any) -> Any:

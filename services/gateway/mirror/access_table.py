@@ -30,7 +30,7 @@ class Need(StrEnum):
     CHANGE = "to be the owner and an editor of the workspace, or an admin of the workspace"
     OPERATE = "the same as for CHANGE; in a cluster whose roles were never changed an editor of the workspace"
     MANAGE = "the role of an admin in the workspace"
-    OWN = "to be the owner, or an administrator of the cluster"
+    OWN = "to be the owner, of a task also an editor of its workspace, or an administrator of the cluster"
     ADMIN = "to be an administrator of the cluster"
 
 

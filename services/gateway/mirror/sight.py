@@ -260,3 +260,16 @@ def check_change(mirror: Watched, caller: Caller, experiment: Experiment, action
 def may_change(mirror: Watched, caller: Caller, experiment: Experiment) -> bool:
     role = sight_of(mirror.state, caller.principal).role_in(experiment)
     return role is Role.ADMIN or (role is Role.EDITOR and caller.owns(experiment.owner))
+
+
+def check_own(mirror: Watched, caller: Caller, experiment: Experiment, action: str) -> None:
+    """Admits the owner of a task who is an editor of its workspace, and administrators of the cluster: what runs in a
+    shell runs as its owner. Raises GanglineError `auth.not_owner`, `auth.no_role`."""
+    caller.check_owner(experiment.owner, action)
+    if not may_own(mirror, caller, experiment):
+        raise lacks_role(caller.name, action, Role.EDITOR, "of this task")
+
+
+def may_own(mirror: Watched, caller: Caller, experiment: Experiment) -> bool:
+    role = sight_of(mirror.state, caller.principal).role_in(experiment)
+    return caller.owns(experiment.owner) and role is not None and role.includes(Role.EDITOR)

@@ -245,7 +245,7 @@ class UserCases:
 
     @property
     def tunnels(self) -> Tunnels:
-        return Tunnels(self.caller, self._views(), self._shared.tunnels, self._shared.task_secrets)
+        return Tunnels(self.caller, self._mirror, self._views(), self._shared.tunnels, self._shared.task_secrets)
 
 
 @dataclass(frozen=True, slots=True)
