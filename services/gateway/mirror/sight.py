@@ -88,10 +88,11 @@ def _make_sight(state: ClusterState, principal: Principal) -> Sight:
     if user is None and principal.is_admin:
         member = Member(principal.name, is_admin=True)
     roles = {record.workspace_id: record for record in state.roles.all()}
-    # What cannot be read gives no rights: otherwise those of a cluster without roles would hold.
+    # What cannot be read gives no rights: otherwise those of a cluster without roles, or those before the change,
+    # would hold.
     for suffix in state.unreadable_suffixes(keys.ROLES):
         workspace_id = int(suffix) if suffix.isdecimal() else -1
-        roles.setdefault(workspace_id, WorkspaceRoles(workspace_id))
+        roles[workspace_id] = WorkspaceRoles(workspace_id)
     rights = rights_of(member, roles, workspaces.values())
     workspace_ids = frozenset(id_ for id_ in workspaces if rights.role_in(id_) is not None)
     project_ids = frozenset(id_ for id_, home in workspace_by_project.items() if home in workspace_ids)
