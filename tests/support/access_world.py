@@ -64,7 +64,7 @@ def determined_token_of(caller: str) -> str:
     return session_token(CLUSTER_TOKEN, caller, login, int(time.time()) + 3600)
 
 
-def _records() -> list[object]:
+def _records(*, is_open: bool) -> list[object]:
     roles = tuple(RoleAssignment(role, NUMBERS[name]) for name, role in ROLES.items())
     users = [
         User(
@@ -85,7 +85,7 @@ def _records() -> list[object]:
         ProjectCounter(10, 10, next_model_id=10),
         DEFAULT_WORKSPACE,
         DEFAULT_PROJECT,
-        WorkspaceRoles(0),
+        *(() if is_open else (WorkspaceRoles(0),)),
         WorkspaceRoles(2, roles),
         Workspace(2, "lab", owner="boss"),
         Project(2, 2, "vision", owner="owner", defaults=ProjectDefaults(template="t")),
@@ -97,9 +97,12 @@ def _records() -> list[object]:
 
 
 @asynccontextmanager
-async def open_world(folder: Path, etcd: EtcdClient, settings: EtcdSettings) -> AsyncIterator[Addresses]:
-    """Yields the gateway's addresses once the owner has experiment 1, which is paused, and the shell 2."""
-    records = _records()
+async def open_world(
+    folder: Path, etcd: EtcdClient, settings: EtcdSettings, *, is_open: bool = False
+) -> AsyncIterator[Addresses]:
+    """Yields the gateway's addresses once the owner has experiment 1, which is paused, and the shell 2. is_open: with
+    the roles for the cluster as they are at first."""
+    records = _records(is_open=is_open)
     await etcd.commit([Put(key_of(type(each), id_of(each)), wire.encode(each)) for each in records])  # type: ignore[arg-type]
     (folder / "code").mkdir()
     (folder / "code" / "train.py").write_text("print('trains')\n")

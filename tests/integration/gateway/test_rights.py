@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
+import pytest
 import pytest_asyncio
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -16,6 +19,7 @@ from gangline.errors import ErrorKind
 from gangline.protocol import rpc
 from gangline.v1 import access_pb2, gateway_pb2, ingest_pb2, project_pb2, registry_pb2, types_pb2, user_pb2
 from services.common.etcd import EtcdClient, EtcdSettings
+from services.gateway import app
 from services.gateway.app import _routes, describe_api
 from services.gateway.determined.determined_app import list_calls
 from services.gateway.http.route import Route
@@ -91,6 +95,12 @@ def denied_first(expected_by_caller: dict[str, str]) -> list[str]:
 @pytest_asyncio.fixture
 async def world(tmp_path: Path, etcd: EtcdClient, etcd_settings: EtcdSettings) -> AsyncIterator[Addresses]:
     async with open_world(tmp_path, etcd, etcd_settings) as addresses:
+        yield addresses
+
+
+@pytest_asyncio.fixture
+async def open_cluster(tmp_path: Path, etcd: EtcdClient, etcd_settings: EtcdSettings) -> AsyncIterator[Addresses]:
+    async with open_world(tmp_path, etcd, etcd_settings, is_open=True) as addresses:
         yield addresses
 
 
@@ -278,8 +288,12 @@ def _filled(path: str) -> str:
     return path
 
 
+# The document takes a while to make.
+_describe = cache(describe_api)
+
+
 def _example(method: str, path: str) -> Any:
-    operation = describe_api()["paths"].get(path.replace(":path", ""), {}).get(method.lower(), {})
+    operation = _describe()["paths"].get(path.replace(":path", ""), {}).get(method.lower(), {})
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     return content.get("example", {}) if content else None
 
@@ -371,6 +385,13 @@ def _id_of(path: str) -> str:
     return "1"
 
 
+def _filled_for_determined(path: str) -> str:
+    url = path.replace("{id}", _id_of(path))
+    for name, value in _DETERMINED_PARTS.items():
+        url = url.replace("{" + name + "}", value)
+    return url
+
+
 async def test_every_call_of_determined_answers_every_user_as_the_table_says(world: Addresses) -> None:
     different: dict[tuple[str, str], tuple[str, str]] = {}
     clients = {
@@ -391,9 +412,7 @@ async def test_every_call_of_determined_answers_every_user_as_the_table_says(wor
     num_calls = 0
     for place in sorted(NEED_BY_DETERMINED_ROUTE, key=last):
         method, path = place
-        key, need, url = f"{method} {path}", NEED_BY_DETERMINED_ROUTE[place], path.replace("{id}", _id_of(path))
-        for name, value in _DETERMINED_PARTS.items():
-            url = url.replace("{" + name + "}", value)
+        key, need, url = f"{method} {path}", NEED_BY_DETERMINED_ROUTE[place], _filled_for_determined(path)
         is_list = "{" not in path and key not in _DETERMINED_BODIES
         body = _DETERMINED_BODIES.get(key, {} if method in ("POST", "PATCH", "PUT") else None)
         expected_by_caller = {caller: expect(need, caller, key, is_list=is_list) for caller in USERS}
@@ -413,6 +432,59 @@ async def test_every_call_of_determined_answers_every_user_as_the_table_says(wor
         await client.aclose()
     assert different == {}
     assert num_calls == len(NEED_BY_DETERMINED_ROUTE) * len(USERS)
+
+
+async def test_before_the_first_change_of_roles_nothing_is_refused_that_versions_without_roles_allowed(
+    open_cluster: Addresses,
+) -> None:
+    """Every user sees everything, creates everywhere and operates the work of others; what was for the owner stays so.
+    One change of the roles for the cluster ends it."""
+    requests = _requests()
+    client = Client(open_cluster.grpc, open_cluster.http, token_of("stranger"))
+    headers = {"Authorization": f"Bearer {token_of('stranger')}"}
+    settings: dict[str, Any] = {"base_url": f"http://{open_cluster.http}", "timeout": 20, "verify": NO_TLS}
+    http = httpx.AsyncClient(headers=headers, **settings)
+    determined = httpx.AsyncClient(headers={"Authorization": f"Bearer {determined_token_of('stranger')}"}, **settings)
+    calls: list[tuple[str, Need, Callable[[], Awaitable[str]]]] = []
+
+    def add(name: str, need: Need, call: Callable[..., Awaitable[str]], *arguments: Any) -> None:
+        calls.append((name, need, partial(call, *arguments)))
+
+    for path, need in NEED_BY_CALL.items():
+        if request := requests.get(METHODS[path].name):
+            if "request_id" in request.DESCRIPTOR.fields_by_name:
+                request.request_id = f"open {path}"  # type: ignore[attr-defined]  # it has the field
+            add(METHODS[path].name, need, _call, client, path, request)
+    for (method, path), need in NEED_BY_ROUTE.items():
+        body = _BODIES.get(f"{method} {path}", _example(method, path))
+        add(f"{method} {path}", need, _request, http, method, _filled(path) + _QUERIES.get(path, ""), body)
+    for (method, path), need in NEED_BY_DETERMINED_ROUTE.items():
+        if not path.startswith(_NOT_THERE):
+            body = _DETERMINED_BODIES.get(f"{method} {path}", {} if method in ("POST", "PATCH", "PUT") else None)
+            add(f"{method} {path}", need, _request, determined, method, _filled_for_determined(path), body)
+    for caller_needs, expected in (
+        # Refused calls first, because the others end the experiment.
+        ((Need.CHANGE, Need.MANAGE), FORBIDDEN),
+        ((Need.VIEW, Need.VIEW_ALL, Need.EDIT, Need.EDIT_ALL), OK),
+        ((Need.OPERATE,), OK),
+    ):
+        chosen = sorted((each for each in calls if each[1] in caller_needs), key=lambda each: _ends_something(each[0]))
+        assert len(chosen) > 5
+        found = {name: await call() for name, _, call in chosen}
+        assert {name: verdict for name, verdict in found.items() if verdict != expected} == {}
+    role = {"group": "everyone", "role": "EDITOR"}
+    boss = {"Authorization": f"Bearer {token_of('boss')}"}
+    assert (await http.put("/api/v1/roles", json=role, headers=boss)).status_code == 200
+    chosen = [each for each in calls if each[1] is Need.OPERATE]
+    found = {name: await call() for name, _, call in chosen}
+    assert {name: verdict for name, verdict in found.items() if verdict != FORBIDDEN} == {}
+    for each in (http, determined):
+        await each.aclose()
+    await client.close()
+
+
+def _ends_something(name: str) -> bool:
+    return name in _LAST or name.endswith(("/archive", "/unarchive", "/cancel", "/kill"))
 
 
 async def test_what_a_user_may_not_see_is_nowhere(world: Addresses) -> None:
@@ -448,7 +520,7 @@ async def test_what_a_user_may_not_see_is_nowhere(world: Addresses) -> None:
     assert {"1.1", "2.1"} == own.keys()
     assert others == dict.fromkeys(("0.1", "0.2"), "a request of another workspace")
     text = (await stranger.get("job-queues")).text + (await stranger.get("usage?since=1d&by=owner")).text
-    assert not any(name in text for name in ('owner":"owner', "digits", "lab", "vision", '"2.1"'))
+    assert not any(name in text for name in ('owner":"owner', "digits", "lab", "vision", '"2.1"', '"2.1.'))
     snapshot = (await owner.get("tables/experiments")).json()["snapshot"]
     assert (await stranger.get("tables/experiments", params={"snapshot": snapshot})).json()["rows"] == []
     for client in (stranger, owner):
@@ -474,6 +546,67 @@ async def test_a_stream_tells_of_what_its_caller_sees_and_begins_anew_with_other
             assert "read the pages anew" in await _next_event(unseen_lines, "reset")
             assert (await owner.patch("experiments/1", json={"name": "again"})).status_code == 200
             assert "again" in await _next_event(unseen_lines, "changes")
+
+
+async def test_what_is_followed_ends_with_the_role(world: Addresses) -> None:
+    """A viewer follows logs, metrics and the state of an experiment in which nothing happens. Without its role each of
+    the streams ends as if there were no experiment, and later calls are answered so."""
+    viewer = Client(world.grpc, world.http, token_of("viewer"))
+    boss = Client(world.grpc, world.http, token_of("boss"))
+    follow: dict[str, Any] = {"experiment_id": EXPERIMENT_ID, "follow": True}
+    watching = viewer.gateway.WatchExperiment(
+        pb.WatchExperimentRequest(experiment_id=EXPERIMENT_ID), metadata=viewer.metadata, timeout=60
+    )
+    streams = [
+        watching,
+        viewer.gateway.StreamLogs(pb.StreamLogsRequest(**follow), metadata=viewer.metadata, timeout=60),
+        viewer.gateway.StreamMetrics(pb.StreamMetricsRequest(**follow), metadata=viewer.metadata, timeout=60),
+    ]
+    first = await watching.read()
+    assert first.view.experiment.id == EXPERIMENT_ID
+    ends = [asyncio.create_task(_end_of(stream)) for stream in streams]
+    for stream in streams[1:]:
+        await stream.initial_metadata()
+    assert not any(end.done() for end in ends)
+    role = access_pb2.AssignRoleRequest(request_id="take", user="viewer", workspace="lab")
+    await boss.gateway.AssignRole(role, metadata=boss.metadata)
+    assert await asyncio.gather(*ends) == ["experiment.not_found"] * len(streams)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        request = pb.GetExperimentRequest(experiment_id=EXPERIMENT_ID)
+        await viewer.gateway.GetExperiment(request, metadata=viewer.metadata)
+    assert rpc.error_of(caught.value, "the gateway").code == "experiment.not_found"
+    for client in (viewer, boss):
+        await client.close()
+
+
+async def _end_of(stream: Any) -> str:
+    """Returns the code with which a stream ends; empty for an end without one."""
+    try:
+        async for _ in stream:
+            pass
+    except grpc.aio.AioRpcError as failure:
+        return rpc.error_of(failure, "the gateway").code
+    return ""
+
+
+async def test_a_call_that_the_table_lacks_is_refused_when_it_is_made(
+    tmp_path: Path, etcd: EtcdClient, etcd_settings: EtcdSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for administrators, on all three surfaces, so a forgotten entry is no hole."""
+    monkeypatch.delitem(NEED_BY_CALL, "/gangline.v1.GatewayService/ListExperiments")
+    # A route of HTTP looks for its entry when it is made, which is when its module is loaded.
+    forgotten = Route("/api/v1/forgotten", lambda: {}, methods=["GET"])
+    monkeypatch.setattr(app, "_routes", lambda: [*_routes(), forgotten])
+    monkeypatch.delitem(NEED_BY_DETERMINED_ROUTE, ("GET", "/api/v1/experiments"))
+    async with open_world(tmp_path, etcd, etcd_settings) as addresses:
+        boss = Client(addresses.grpc, addresses.http, token_of("boss"))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await boss.gateway.ListExperiments(pb.ListExperimentsRequest(), metadata=boss.metadata)
+        assert rpc.error_of(caught.value, "the gateway").code == "auth.no_entry"
+        for path, token in (("forgotten", token_of("boss")), ("experiments", determined_token_of("boss"))):
+            answer = await boss.http.get(f"/api/v1/{path}", headers={"Authorization": f"Bearer {token}"})
+            assert (answer.status_code, "no entry" in answer.text) == (403, True), answer.text
+        await boss.close()
 
 
 async def _next_event(lines: AsyncIterator[str], kind: str) -> str:
