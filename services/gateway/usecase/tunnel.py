@@ -66,4 +66,4 @@ class Tunnels:
 
     def code_of(self, experiment: Experiment) -> str:
         """Returns the code in the id of a task; empty for callers that may not reach it."""
-        return self._secrets.code_of(experiment.id) if may_own(self._mirror, self._caller, experiment) else ""
+        return self._secrets.code_of(experiment.id) if may_own(self._mirror, self._caller.principal, experiment) else ""

@@ -566,8 +566,8 @@ async def test_what_is_followed_ends_with_the_role(world: Addresses) -> None:
     role = access_pb2.AssignRoleRequest(request_id="take", user="viewer", workspace="lab")
     await boss.gateway.AssignRole(role, metadata=boss.metadata)
     assert await asyncio.gather(*ends) == ["experiment.not_found"] * len(streams)
+    request = pb.GetExperimentRequest(experiment_id=EXPERIMENT_ID)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        request = pb.GetExperimentRequest(experiment_id=EXPERIMENT_ID)
         await viewer.gateway.GetExperiment(request, metadata=viewer.metadata)
     assert rpc.error_of(caught.value, "the gateway").code == "experiment.not_found"
     for client in (viewer, boss):

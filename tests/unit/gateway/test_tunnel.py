@@ -144,7 +144,7 @@ async def test_an_open_tunnel_carries_nothing_once_its_owner_lost_the_role(
         def _cases(self, request: object) -> Any:
             return SimpleNamespace(tunnels=gateway.of(ANN))
 
-    calls = Calls(cast("Any", None))
+    calls = cast("Any", Calls)(None)
     sent: asyncio.Queue[bytes] = asyncio.Queue()
     typed: asyncio.Queue[bytes] = asyncio.Queue()
 
@@ -160,7 +160,7 @@ async def test_an_open_tunnel_carries_nothing_once_its_owner_lost_the_role(
     orders = gateway.of_runner().offer("1.1.1", "trainer")
     await anext(orders)
     answers = calls.ConnectTask(requests(), None)
-    opening = asyncio.create_task(anext(answers))
+    opening = asyncio.ensure_future(anext(answers))
     taken = gateway.of_runner().take(await _order(orders))
     taken.attach(from_task(), "")
     assert (await opening).data == b""
@@ -168,7 +168,7 @@ async def test_an_open_tunnel_carries_nothing_once_its_owner_lost_the_role(
     assert (await anext(answers)).data == b"output"
     written = taken.outgoing()
     typed.put_nowait(b"typed")
-    reading = asyncio.create_task(anext(answers, None))
+    reading = asyncio.ensure_future(anext(answers, None))
     assert await anext(written) == b"typed"
     mirror.put(keys.roles(0), WorkspaceRoles(0, (RoleAssignment(Role.VIEWER, 2),)))
     typed.put_nowait(b"rm -r")

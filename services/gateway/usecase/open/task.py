@@ -8,7 +8,6 @@ from services.common import keys
 from services.common.access.security import is_same_token
 from services.common.server import Principal
 from services.gateway.mirror.auth import principal_of
-from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
 from services.gateway.mirror.sight import may_own
 from services.gateway.usecase.shared.task_secret import TaskSecrets
@@ -36,8 +35,6 @@ class TaskProofs:
         owner = self._mirror.state.users.find(keys.user(experiment.owner))
         if experiment.task_kind is not TaskKind.SHELL:
             return None
-        if owner is not None and (
-            owner.is_deactivated or not may_own(self._mirror, Caller(principal_of(owner)), experiment)
-        ):
+        if owner is not None and (owner.is_deactivated or not may_own(self._mirror, principal_of(owner), experiment)):
             return None
         return experiment
