@@ -22,6 +22,7 @@ from gangline.domain.experiment import (
     Workspace,
 )
 from gangline.domain.named_kind import DEFAULT_PROJECT, DEFAULT_WORKSPACE
+from gangline.domain.quota import Quota, QuotaSubject
 from gangline.domain.registry import Model, ModelAlias, ModelVersion
 from gangline.domain.user import User, UserCounter
 from gangline.errors import GanglineError
@@ -91,6 +92,7 @@ def _records(*, is_open: bool) -> list[object]:
         Project(2, 2, "vision", owner="owner", defaults=ProjectDefaults(template="t")),
         Template("t", config_json='{"max_restarts": 1}', owner="owner"),
         Model(3, "m", owner="owner", workspace_id=2, aliases=(ModelAlias("best", 1),), next_version=2),
+        Quota(QuotaSubject("workspace", "2"), max_slots=8),
         ModelVersion("3.1", 3, 1, CHECKPOINT_ID, owner="owner"),
         checkpoint,
     ]

@@ -38,7 +38,8 @@ _SERVICE = "/gangline.v1.GatewayService/"
 _GRPC = {
     Need.OPEN: "LogIn",
     Need.USER: """GetMe GetAccess LogOut CreateKey ListUsers UpdateUser ListTokens CreateToken ListGroups ListRoles
-        ListSavedViews GetSavedView CreateSavedView ListAgents GetCluster GetUsage ListTasks PreviewSearch""",
+        ListQuotas ListSavedViews GetSavedView CreateSavedView ListAgents GetCluster GetUsage ListTasks
+        PreviewSearch""",
     Need.VIEW: """ListExperiments GetExperiment WatchExperiment GetSearchEvents PreviewRetention StreamLogs
         StreamMetrics GetMetricSeries ExplainJob ListCheckpoints DownloadCheckpoint DownloadOutput DownloadTensorboard
         ListWorkspaces ListProjects ListTemplates GetInheritance ListModels GetModel ListModelVersions GetModelVersion
@@ -53,7 +54,7 @@ _GRPC = {
         MoveExperiment""",
     Need.MANAGE: "UpdateWorkspace AssignRole",
     Need.OWN: "GetTaskAccess ConnectTask RevokeToken UpdateSavedView DeleteSavedView",
-    Need.ADMIN: "CreateUser UpdateGroup UpdateAgent",
+    Need.ADMIN: "CreateUser UpdateGroup UpdateAgent SetQuota RemoveQuota",
 }
 _INGEST = "Ingest FetchCode OfferTunnels Tunnel"
 _API = "/api/v1"
@@ -62,10 +63,10 @@ _HTTP = {
     Need.OPEN: """GET //healthz, GET //readyz, GET //metrics, GET //prom/http-sd, POST /session""",
     Need.USER: """GET //openapi.json, GET /openapi.json, GET /me, GET /me/access, DELETE /session, POST /session/keys,
         GET /users, GET /users/{user_id}, GET /users/{name}/by-username, PATCH /users/{user_id}, GET /tokens,
-        POST /tokens, GET /groups, GET /roles, GET /saved-views, GET /saved-views/{view_id}, POST /saved-views,
-        GET /agents, GET /agents/{agent_id}, GET /cluster, GET /master, GET /usage, GET /usage/history,
-        GET /resources/allocation/aggregated, GET /tasks, GET /job-queues, GET /stream, POST /preview-hp-search,
-        GET /tables/{table}/fields""",
+        POST /tokens, GET /groups, GET /roles, GET /quotas, GET /saved-views, GET /saved-views/{view_id},
+        POST /saved-views, GET /agents, GET /agents/{agent_id}, GET /cluster, GET /master, GET /usage,
+        GET /usage/history, GET /resources/allocation/aggregated, GET /tasks, GET /job-queues, GET /stream,
+        POST /preview-hp-search, GET /tables/{table}/fields""",
     Need.VIEW: """GET /experiments, GET /experiments/{experiment_id}, GET /experiments/{experiment_id}/trials,
         GET /trials/{trial_id}, GET /tables/{table}, GET /experiments/{experiment_id}/events,
         GET /experiments/{experiment_id}/logs, GET /experiments/{experiment_id}/logs/place,
@@ -78,7 +79,7 @@ _HTTP = {
         GET /workspaces/{workspace_id}/projects, GET /projects/{project_id}, GET /templates, GET /templates/{name},
         GET /models, GET /models/{model_id}, GET /models/{model_id}/versions, GET /model-versions,
         GET /models/{model_id}/versions/{number}, GET /models/{model_id}/aliases/{alias}, GET /metrics/series,
-        GET /metrics/names""",
+        GET /metrics/names, GET /quotas/{kind}/{subject:path}""",
     Need.VIEW_ALL: "GET /snapshot",
     Need.EDIT_SOMEWHERE: """PUT /code/{code_sha256}, DELETE /fusion/{key}, PUT /templates/{name},
         DELETE /templates/{name}, POST /bulk/experiments""",
@@ -102,6 +103,7 @@ _HTTP = {
     Need.OWN: """GET /tasks/{experiment_id}/access, PATCH /tokens/{token_id}, PATCH /saved-views/{view_id},
         DELETE /saved-views/{view_id}""",
     Need.ADMIN: """POST /users, POST /groups, PATCH /groups/{name}, DELETE /groups/{name},
+        PUT /quotas/{kind}/{subject:path}, DELETE /quotas/{kind}/{subject:path},
         POST /agents/{agent_id}/enable, POST /agents/{agent_id}/disable,
         POST /agents/{agent_id}/slots/{slot_id:path}/enable, POST /agents/{agent_id}/slots/{slot_id:path}/disable""",
 }

@@ -18,6 +18,7 @@ from gangline.domain.access import Member, Rights, Role, WorkspaceRoles, lacks_r
 from gangline.domain.allocation import Reason
 from gangline.domain.experiment import DEFAULT_WORKSPACE_ID, Checkpoint, Experiment, Project, Workspace
 from gangline.domain.named_kind import DEFAULT_PROJECT, DEFAULT_WORKSPACE
+from gangline.domain.quota import USER_KIND, QuotaSubject
 from services.common import keys
 from services.common.server import Principal
 from services.gateway.mirror.caller import Caller
@@ -145,6 +146,8 @@ class SeenState(ClusterState):
         self.projects = SeenTable(base.projects, lambda record: record.id in sight.project_ids)
         self.models = SeenTable(base.models, lambda record: record.workspace_id in sight.workspace_ids)
         self.model_versions = SeenTable(base.model_versions, lambda record: self._sees_model(record.model_id))
+        self.quotas = SeenTable(base.quotas, lambda record: self._sees_subject(record.subject))
+        self.slot_use = SeenTable(base.slot_use, lambda record: self._sees_subject(record.subject))
         self.templates = SeenTable(base.templates, lambda _: sees_some)
         self.fusion = SeenTable(base.fusion, lambda _: sees_some)
 
@@ -189,6 +192,12 @@ class SeenState(ClusterState):
     def _sees(self, experiment_id: int) -> bool:
         experiment = self._base.experiments.find(keys.experiment(experiment_id))
         return experiment is not None and experiment.home_id in self.sight.project_ids
+
+    def _sees_subject(self, subject: QuotaSubject) -> bool:
+        """Returns whether the caller sees the quota of a subject: its own, and those of the workspaces that it sees."""
+        if subject.kind == USER_KIND:
+            return subject.key == self.sight.name
+        return subject.key.isdecimal() and int(subject.key) in self.sight.workspace_ids
 
     def _sees_model(self, model_id: int) -> bool:
         model = self._base.models.find(keys.model(model_id))

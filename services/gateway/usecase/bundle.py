@@ -232,7 +232,7 @@ class UserCases:
 
     @property
     def quotas(self) -> Quotas:
-        return Quotas(self.caller, self._shared.mirror, self._shared.leader)
+        return Quotas(self.caller, self._mirror, self._shared.leader)
 
     @property
     def access(self) -> AccessRules:

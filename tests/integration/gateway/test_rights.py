@@ -17,7 +17,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from gangline.errors import ErrorKind
 from gangline.protocol import rpc
-from gangline.v1 import access_pb2, gateway_pb2, ingest_pb2, project_pb2, registry_pb2, types_pb2, user_pb2
+from gangline.v1 import access_pb2, gateway_pb2, ingest_pb2, project_pb2, quota_pb2, registry_pb2, types_pb2, user_pb2
 from services.common.etcd import EtcdClient, EtcdSettings
 from services.gateway import app
 from services.gateway.app import _routes, describe_api
@@ -168,6 +168,10 @@ def _requests() -> dict[str, Message]:
         "LogIn": user_pb2.LogInRequest(name="x", password="y"),
         "CreateUser": user_pb2.CreateUserRequest(**new, change=user_pb2.UserChange(name="more")),
         "UpdateUser": user_pb2.UpdateUserRequest(**new, name="owner", change=user_pb2.UserChange(display_name="O")),
+        "SetQuota": quota_pb2.SetQuotaRequest(
+            **new, kind="workspace", name="lab", change=quota_pb2.QuotaChange(max_slots=9)
+        ),
+        "RemoveQuota": quota_pb2.RemoveQuotaRequest(**new, kind="workspace", name="lab"),
         "UpdateGroup": access_pb2.UpdateGroupRequest(**new, action=access_pb2.GROUP_ACTION_CREATE, name="g"),
     }  # fmt: skip
     return given
@@ -239,7 +243,7 @@ _PARTS = {
     "experiment_id": "1", "trial_id": "1.1", "checkpoint_id": CHECKPOINT_ID, "job_id": "1", "workspace_id": "2",
     "project_id": "2", "name": "t", "model_id": "3", "number": "1", "alias": "best", "token_id": "1",
     "table": "experiments", "code_sha256": "0" * 64, "path:path": "a", "agent_id": "a1", "slot_id:path": "a1/0",
-    "user_id": "14", "key": "0" * 64,
+    "user_id": "14", "key": "0" * 64, "kind": "workspace", "subject:path": "lab",
 }  # fmt: skip
 _BODIES: dict[str, Any] = {
     "PATCH /api/v1/saved-views/{view_id}": {"version": 1, "name": "other"},

@@ -15,6 +15,7 @@ from gangline.domain.access import Role, RoleAssignment, UserGroup, WorkspaceRol
 from gangline.domain.allocation import Allocation, Member, Reason, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
+from gangline.domain.quota import Quota, QuotaSubject, SlotUse
 from gangline.domain.registry import Model, ModelVersion
 from gangline.domain.search import Search
 from gangline.domain.state import ReasonCode
@@ -23,11 +24,13 @@ from gangline.errors import GanglineError
 from services.common import keys
 from services.common.server import Principal
 from services.gateway.mirror.access_table import Need, check_call
+from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.cluster_state import RecordTable
 from services.gateway.mirror.sight import SeenMirror, sight_of
 from services.gateway.table.row_index import RowIndex
 from services.gateway.table.table import TableName, TableQuery, Tables
 from services.gateway.usecase.bundle import Shared, UseCases, UserCases
+from services.gateway.usecase.quota import Quotas
 from services.gateway.usecase.shared.view import Views
 from tests.support.many_experiments import make_experiment, make_trial
 from tests.support.stand_in_mirror import StandInMirror
@@ -65,6 +68,8 @@ def _put_home(mirror: StandInMirror, number: int, name: str) -> None:
             f"{number}.1.1", f"{number}.1", number, 1, 1, "default", (Member("a1", 0, (f"a1/{number}",)),)
         ),
         keys.checkpoint(f"c{number}"): Checkpoint(f"c{number}", f"{number}.1", number, 1, f"file:///c{number}"),
+        keys.quota(f"workspace/{number}"): Quota(QuotaSubject("workspace", str(number))),
+        keys.slot_use(f"workspace/{number}"): SlotUse(QuotaSubject("workspace", str(number))),
         keys.model(number): Model(number, name, owner=owner, workspace_id=number),
         keys.model_version(f"{number}.1"): ModelVersion(f"{number}.1", number, 1, f"c{number}"),
     }
@@ -123,7 +128,7 @@ def test_every_table_leaves_out_what_its_caller_does_not_see(mirror: Filled) -> 
 
 def _identity(record: Any) -> object:
     """Returns the values that say what a record is."""
-    names = {"id", "name", "key", "trial_id", "experiment_id"} & {field.name for field in fields(record)}
+    names = {"id", "name", "key", "trial_id", "experiment_id", "subject"} & {field.name for field in fields(record)}
     return [getattr(record, name) for name in sorted(names)]
 
 
@@ -178,6 +183,20 @@ def test_slots_and_sentences_name_no_unseen_work(mirror: StandInMirror) -> None:
     assert hidden.blocking_ids == ("0.1.1", "2.1.1", "0.2")
     assert hidden.changes_json == '[{"end": "0.1.1"}]'
     assert mirror.state.hide(reason) == reason
+
+
+def test_quotas_count_what_their_reader_does_not_see(mirror: StandInMirror) -> None:
+    """The own quota and those of seen workspaces are listed. What ann runs elsewhere counts for her quota too."""
+    mirror.put(keys.quota("user/ann"), Quota(QuotaSubject("user", "ann"), max_slots=4))
+    mirror.put(keys.quota("user/eve"), Quota(QuotaSubject("user", "eve"), max_slots=4))
+    mirror.put(keys.experiment(UNSEEN), Experiment(UNSEEN, "of ann", "ann", "{}", "", project_id=UNSEEN))
+    quotas = Quotas(Caller(ANN), SeenMirror(mirror, ANN), cast("Any", None))
+    found = {(view.subject.kind, view.name): view.held_slots for view in quotas.list_quotas()}
+    assert found == {("user", "ann"): 1, ("workspace", "lab"): 1}
+    for kind, name in (("workspace", "secret"), ("user", "eve")):
+        with pytest.raises(GanglineError) as caught:
+            quotas.find(kind, name)
+        assert caught.value.code == "quota.not_found"
 
 
 def test_an_imported_checkpoint_is_seen_by_its_importer(mirror: StandInMirror) -> None:
