@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import pytest_asyncio
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from gangline.domain.experiment import Experiment
 from gangline.errors import ErrorKind
-from gangline.protocol import rpc
+from gangline.protocol import rpc, wire
 from gangline.v1 import access_pb2, gateway_pb2, ingest_pb2, project_pb2, quota_pb2, registry_pb2, types_pb2, user_pb2
-from services.common.etcd import EtcdClient, EtcdSettings
+from services.common import keys
+from services.common.etcd import EtcdClient, EtcdSettings, Put
 from services.gateway import app
 from services.gateway.app import _routes, describe_api
 from services.gateway.determined.determined_app import list_calls
@@ -550,6 +553,47 @@ async def test_a_stream_tells_of_what_its_caller_sees_and_begins_anew_with_other
             assert "read the pages anew" in await _next_event(unseen_lines, "reset")
             assert (await owner.patch("experiments/1", json={"name": "again"})).status_code == 200
             assert "again" in await _next_event(unseen_lines, "changes")
+
+
+async def test_two_streams_with_one_change_get_each_what_its_caller_sees(world: Addresses, etcd: EtcdClient) -> None:
+    """The text of a change is made once for all streams that see the same."""
+    async with AsyncExitStack() as stack:
+        lines: dict[str, AsyncIterator[str]] = {}
+        for name in ("viewer", "boss"):
+            headers = {"Authorization": f"Bearer {token_of(name)}"}
+            base_url = f"http://{world.http}/api/v1"
+            client = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20, verify=NO_TLS)
+            await stack.enter_async_context(client)
+            query = "stream?experiments=true&experimentFields=id,name"
+            lines[name] = (await stack.enter_async_context(client.stream("GET", query))).aiter_lines()
+            await _next_event(lines[name], "open")
+        new = [
+            Experiment(number, name, "owner", "{}", "", project_id=project_id)
+            for number, name, project_id in ((50, "of-the-lab", 2), (51, "of-another", 1))
+        ]
+        await etcd.commit([Put(keys.experiment(each.id), wire.encode(each)) for each in new])
+        seen = {name: await _next_event(lines[name], "changes") for name in lines}
+    assert {name: ("of-the-lab" in text, "of-another" in text) for name, text in seen.items()} == {
+        "viewer": (True, False),
+        "boss": (True, True),
+    }
+
+
+async def test_the_queue_of_a_stream_names_what_its_caller_sees(world: Addresses) -> None:
+    """The queue is read once for all streams that see the same."""
+    found: dict[str, tuple[bool, bool]] = {}
+    for name in ("owner", "stranger", "viewer"):
+        headers = {"Authorization": f"Bearer {token_of(name)}"}
+        base_url = f"http://{world.http}/api/v1"
+        async with (
+            httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20, verify=NO_TLS) as client,
+            client.stream("GET", "stream?queue=true") as answer,
+        ):
+            lines = answer.aiter_lines()
+            await _next_event(lines, "open")
+            text = await _next_event(lines, "changes")
+            found[name] = ('"1.1"' in text, "a request of another workspace" in text)
+    assert found == {"owner": (True, False), "stranger": (False, True), "viewer": (True, False)}
 
 
 async def test_what_is_followed_ends_with_the_role(world: Addresses) -> None:

@@ -24,6 +24,9 @@ from gangline.domain.registry import Model, ModelVersion
 from gangline.domain.state import ProjectAction
 from gangline.domain.user import User, UserChange
 from gangline.errors import GanglineError
+from gangline.v1.scheduler_pb2 import SchedulerServiceUpdateExperimentRequest
+from gangline.v1.types_pb2 import EXPERIMENT_ACTION_PAUSE
+from services.scheduler.service.scheduler_service import _checked
 from services.scheduler.state.records import SchedulerState, StateChange
 from services.scheduler.transition import rights
 from services.scheduler.transition.account.access_change import RoleRequest, change_group, change_role
@@ -231,6 +234,19 @@ def test_editors_operate_the_work_of_others_until_the_roles_for_the_cluster_chan
     assert _code(rights.check_trial_operation, state, "eve", "7.1", "kill") == "auth.not_owner"
     assert _code(rights.check_texts, state, "eve", EXPERIMENT, texts) == "auth.not_owner"
     assert _code(move_to_project, state, "eve", 7, 1) == "auth.not_owner"
+
+
+def test_retention_is_no_operation() -> None:
+    """Other changes of an experiment are, in an open cluster."""
+    state = _state(is_closed=False)
+    retention = SchedulerServiceUpdateExperimentRequest(experiment_id=7, user="eve")
+    retention.retention.SetInParent()
+    assert _code(_checked(retention, lambda _: StateChange()), state) == "auth.not_owner"
+    resources = SchedulerServiceUpdateExperimentRequest(experiment_id=7, user="eve")
+    resources.resources.SetInParent()
+    pause = SchedulerServiceUpdateExperimentRequest(experiment_id=7, user="eve", action=EXPERIMENT_ACTION_PAUSE)
+    for request in (resources, pause):
+        assert not _checked(request, lambda _: StateChange())(state)
 
 
 def test_an_unseen_experiment_is_refused_as_an_unknown_one() -> None:
