@@ -582,14 +582,16 @@ async def test_two_streams_with_one_change_get_each_what_its_caller_sees(world: 
 async def test_the_queue_of_a_stream_names_what_its_caller_sees(world: Addresses) -> None:
     """The queue is read once for all streams that see the same."""
     found: dict[str, tuple[bool, bool]] = {}
-    for name in ("owner", "stranger", "viewer"):
-        headers = {"Authorization": f"Bearer {token_of(name)}"}
-        base_url = f"http://{world.http}/api/v1"
-        async with (
-            httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20, verify=NO_TLS) as client,
-            client.stream("GET", "stream?queue=true") as answer,
-        ):
-            lines = answer.aiter_lines()
+    async with AsyncExitStack() as stack:
+        streams: dict[str, AsyncIterator[str]] = {}
+        for name in ("owner", "stranger", "viewer"):
+            headers = {"Authorization": f"Bearer {token_of(name)}"}
+            base_url = f"http://{world.http}/api/v1"
+            client = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=20, verify=NO_TLS)
+            await stack.enter_async_context(client)
+            answer = await stack.enter_async_context(client.stream("GET", "stream?queue=true"))
+            streams[name] = answer.aiter_lines()
+        for name, lines in streams.items():
             await _next_event(lines, "open")
             text = await _next_event(lines, "changes")
             found[name] = ('"1.1"' in text, "a request of another workspace" in text)

@@ -18,7 +18,8 @@ from gangline.domain.fusion import FusionRecord
 from gangline.domain.quota import Quota, QuotaSubject, SlotUse
 from gangline.domain.registry import Model, ModelVersion
 from gangline.domain.search import Search
-from gangline.domain.state import ReasonCode
+from gangline.domain.state import ReasonCode, UsageGroup
+from gangline.domain.usage import UsageEntry
 from gangline.domain.user import User
 from gangline.errors import GanglineError
 from services.common import keys
@@ -32,6 +33,7 @@ from services.gateway.table.table import TableName, TableQuery, Tables
 from services.gateway.usecase.bundle import Shared, UseCases, UserCases
 from services.gateway.usecase.quota import Quotas
 from services.gateway.usecase.shared.view import Views
+from services.gateway.usecase.usage import Usage
 from tests.support.many_experiments import make_experiment, make_trial
 from tests.support.stand_in_mirror import StandInMirror
 
@@ -197,6 +199,33 @@ def test_quotas_count_what_their_reader_does_not_see(mirror: StandInMirror) -> N
         with pytest.raises(GanglineError) as caught:
             quotas.find(kind, name)
         assert caught.value.code == "quota.not_found"
+
+
+@pytest.mark.parametrize(
+    ("by", "seen"),
+    [
+        (UsageGroup.OWNER, "bob"),
+        (UsageGroup.EXPERIMENT, "2"),
+        (UsageGroup.WORKSPACE, "lab"),
+        (UsageGroup.PROJECT, "lab/lab"),
+    ],
+)
+async def test_usage_adds_up_what_its_reader_does_not_see(mirror: StandInMirror, by: UsageGroup, seen: str) -> None:
+    class History:
+        async def usage(self, since: float, until: float, by: UsageGroup, recent_since: float) -> Any:
+            assert by is UsageGroup.EXPERIMENT, "owners of unseen work would be named"
+            return [UsageEntry(str(number), cpu_slot_seconds=number * 100.0) for number in (SEEN, UNSEEN, 99)], []
+
+        async def record(self) -> None: ...
+
+    mirror.remove(keys.allocation("2.1.1"))
+    mirror.remove(keys.allocation("3.1.1"))
+    history = cast("Any", History())
+    report = await Usage(Caller(ANN), SeenMirror(mirror, ANN), history, history).report(1.0, 0.0, by)
+    assert {entry.key: entry.cpu_slot_seconds for entry in report.entries} == {
+        seen: 200.0,
+        "(other workspaces)": 300.0 + 9900.0,
+    }
 
 
 def test_an_imported_checkpoint_is_seen_by_its_importer(mirror: StandInMirror) -> None:
