@@ -33,6 +33,8 @@ CALL_SECONDS = Histogram("gangline_grpc_server_call_seconds", "Time of one unary
 # needed.
 _TURNS = 3
 Admit = Callable[[str, str | None], Awaitable[None]]
+# Receives method, peer and error of a call that was refused.
+NoteRefused = Callable[[str, str, Exception], None]
 Context = Any
 NO_LIMITS = CallLimits()
 ANY_NUMBER = PeerCount(None)
@@ -42,8 +44,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every call. admit: receives method and token; returns or raises GanglineError. It runs in the task of the
     handler, so the handler finds the context variables that it sets. catch_up: runs before a call that asks for it
     (rpc.CATCH_UP_METADATA). is_readmitting: a stream's caller is admitted again before each answer, so a stream ends
-    with its caller's token. note_admitted: receives the peer of each call whose caller has a token. open_calls: counts
-    the calls that run."""
+    with its caller's token. note_admitted: receives the peer of each call whose caller has a token. note_refused:
+    receives the calls whose callers are not admitted. open_calls: counts the calls that run."""
 
     def __init__(
         self,
@@ -53,12 +55,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         *,
         is_readmitting: bool = False,
         note_admitted: Callable[[str], None] | None = None,
+        note_refused: NoteRefused | None = None,
     ) -> None:
         self.open_calls = OpenCalls()
         self._admit = admit
         self._readmit = admit if is_readmitting else None
         self._limits = limits
         self._note_admitted = note_admitted
+        self._note_refused = note_refused
         self._streams = PeerCount(limits.streams_of_peer)
         self._open_reader = OpenReader()
         self._catch_up = catch_up
@@ -79,7 +83,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             if self._catch_up is not None and asks_to_catch_up(metadata):
                 await self._catch_up()
         except Exception as error:  # noqa: BLE001 - the top of every call
-            return _Call(method, self.open_calls).refuse(error)
+            return _Call(method, self.open_calls).refuse(error, self._note_refused)
         wrapped = self._wrapped.get(method)
         if wrapped is None or wrapped[0] is not handler:
             call = _Call(
@@ -182,12 +186,14 @@ class _Call:
         self._count_by_status: dict[str, Counter] = {}
         self._seconds: Histogram | None = None
 
-    def refuse(self, error: Exception) -> grpc.RpcMethodHandler[Any, Any]:
+    def refuse(self, error: Exception, note: NoteRefused | None = None) -> grpc.RpcMethodHandler[Any, Any]:
         """Answers with an error, as a stream whatever the method is. For other kinds grpc reads the request's body
         before it calls the handler."""
 
         async def run(_requests: Any, context: Context) -> AsyncIterator[Any]:
             if error:
+                if note is not None:
+                    note(self._method, context.peer(), error)
                 await self._end(context, error)
             yield
 

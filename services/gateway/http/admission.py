@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gangline.errors import GanglineError, invalid
 from services.common.archive import MAX_ARCHIVE_BYTES, too_large
 from services.common.server import Principal
+from services.gateway.audit.trail import AuditTrail
 from services.gateway.http.browser.cookie_rule import PAGE_HEADER, check_page, session_of
 from services.gateway.http.problem import is_changing, problem_response
 from services.gateway.mirror.auth import Authenticator
@@ -61,6 +62,7 @@ class Admission:
                     return
                 token = self._admit(scope)
             except GanglineError as error:
+                note_refused(self._usecases.trail, "http", scope, error)
                 await _refuse(error, scope)(scope, receive, send)
                 return
             send = while_admitted(send, self._authenticator, token)
@@ -81,6 +83,14 @@ class Admission:
         check_page({name.lower(): value.decode("latin-1") for name, value in scope["headers"]})
         check_body(scope, MAX_OPEN_BYTES)
         self._usecases.open.logins.check_address(scope["client"][0] if scope.get("client") else "")
+
+
+def note_refused(trail: AuditTrail, surface: str, scope: Scope, error: GanglineError) -> None:
+    """Records a request that was refused before its caller was known. Of its path a record has the beginning, which
+    names the topic; the rest may be anything."""
+    topic = "/".join(scope["path"].split("/")[:4])[:60]
+    address = scope["client"][0] if scope.get("client") else ""
+    trail.note_refused(surface, f"{scope['method'][:10]} {topic}", address, error)
 
 
 def _refuse(error: GanglineError, scope: Scope) -> Response:
