@@ -27,7 +27,7 @@ from services.common.address import bind_error, join_address, split_address
 from services.common.concurrency import cancel
 from services.common.connection.open_files import fit_connections
 from services.common.connection.stranger_watch import StrangerWatch
-from services.common.interceptor import NO_LIMITS, CallInterceptor, NoteRefused, OpenCalls
+from services.common.interceptor import NO_LIMITS, CallInterceptor, NoteRefused, OpenCalls, WatchStream
 
 _log = structlog.get_logger(__name__)
 
@@ -103,6 +103,7 @@ async def serve(
     is_readmitting: bool = False,
     options: Sequence[tuple[str, int]] = (),
     note_refused: NoteRefused | None = None,
+    watch_stream: WatchStream | None = None,
 ) -> Server:
     """Serves until stopped.
 
@@ -110,7 +111,8 @@ async def serve(
     is called before any of the request is read. flag: the command line's name of `listen`, for messages. catch_up: runs
     before a call that asks for it (rpc.CATCH_UP_METADATA). is_readmitting: `authenticate` runs before each answer of a
     stream as well. options: of grpc, beside rpc.SERVER_OPTIONS. note_refused: receives method,
-    peer and error of a call whose caller is not admitted.
+    peer and error of a call whose caller is not admitted. watch_stream: ends a stream whose caller is not admitted any
+    more, also while it carries nothing.
 
     Raises GanglineError `server.port_in_use`.
     """
@@ -138,6 +140,7 @@ async def serve(
         is_readmitting=is_readmitting,
         note_admitted=strangers.note_admitted,
         note_refused=note_refused,
+        watch_stream=watch_stream,
     )
     server = grpc.aio.server(interceptors=[interceptor], options=[*merged.items()], maximum_concurrent_rpcs=MAX_CALLS)
     add_services(server)

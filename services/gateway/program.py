@@ -146,6 +146,8 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         parts.push_async_callback(cancel, retiring)
         removal = _start_cleanup(parts, mirror, leader, storage, history)
         authenticator = Authenticator(mirror, token)
+        judging = asyncio.create_task(authenticator.streams.run(), name="admissions")
+        parts.push_async_callback(cancel, judging)
         trail = AuditTrail(mirror, _start_audit(parts, history.audit, settings.audit_retention_days).add)
         usecases = assemble(
             mirror,
@@ -254,6 +256,7 @@ async def _serve_grpc(
         flag="--grpc-listen",
         catch_up=catch_up,
         is_readmitting=True,
+        watch_stream=authenticator.watch,
         note_refused=lambda method, peer, error: usecases.trail.note_refused(
             "grpc", method.rpartition("/")[2], peer_host(peer), error
         ),

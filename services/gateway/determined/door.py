@@ -14,7 +14,7 @@ from gangline.errors import GanglineError
 from services.common.access.security import is_of_determined
 from services.gateway.determined.determined_app import build_determined_app, error_response
 from services.gateway.determined.user import EITHER_ROUTES, OPEN_ROUTES
-from services.gateway.http.admission import check_body, note_refused, while_admitted
+from services.gateway.http.admission import AdmittedAnswer, check_body, note_refused
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 
@@ -51,7 +51,6 @@ class Door:
             if is_session and place not in _OPEN:
                 state = scope.setdefault("state", {})
                 state["principal"], state["token"] = self._authenticator.identify(token.strip()), token.strip()
-                send = while_admitted(send, self._authenticator, token.strip())
                 check_body(scope)
             else:
                 # Little is read of a caller without a session, and nothing once it has tried too many passwords.
@@ -61,5 +60,9 @@ class Door:
         except GanglineError as error:
             note_refused(self._trail, "determined", scope, error)
             await error_response(error)(scope, receive, send)
+            return
+        if is_session and place not in _OPEN:
+            with AdmittedAnswer(send, self._authenticator, token.strip()) as admitted:
+                await self._determined(scope, receive, admitted)
             return
         await self._determined(scope, receive, send)

@@ -47,7 +47,11 @@ class UserCalls(BoundCalls):
 
     async def UpdateUser(self, request: pb.UpdateUserRequest, context: Context) -> pb.UpdateUserResponse:
         change = wire.from_proto(UserChange, request.change)
-        view = await self._cases(request).users.update(request.name, change)
+        cases = self._cases(request)
+        if request.kill_experiments:
+            view, killed_ids = await cases.deactivations.run(request.name, change)
+            return pb.UpdateUserResponse(user=wire.to_proto(view), killed_experiment_ids=killed_ids)
+        view = await cases.users.update(request.name, change)
         return pb.UpdateUserResponse(user=wire.to_proto(view))
 
     async def ListTokens(self, request: pb.ListTokensRequest, context: Context) -> pb.ListTokensResponse:

@@ -34,6 +34,7 @@ from services.gateway.usecase.checkpoint import Checkpoints
 from services.gateway.usecase.checkpoint_import import CheckpointImports
 from services.gateway.usecase.cluster import Clusters
 from services.gateway.usecase.code import Code
+from services.gateway.usecase.deactivation import Deactivations
 from services.gateway.usecase.experiment import Experiments
 from services.gateway.usecase.fusion import FusionRecords
 from services.gateway.usecase.history import HistoryRecords
@@ -225,6 +226,10 @@ class UserCases:
     @property
     def quotas(self) -> Quotas:
         return Quotas(self.caller, self._shared.mirror, self._shared.leader)
+
+    @property
+    def deactivations(self) -> Deactivations:
+        return Deactivations(self.caller, self._shared.mirror, self._shared.leader, self.users)
 
     @property
     def saved_views(self) -> SavedViews:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import h11
@@ -70,8 +71,9 @@ class Upgrades:
             if target is None:
                 raise not_found("task.not_found", "this address names no task")
             experiment = self._admit(scope, target)
-            with await self._usecases.tunnels.open(experiment) as opened:
-                tunnel = AdmittedTunnel(opened, lambda: self._admit(scope, target))
+            opening, admit = await self._usecases.tunnels.open(experiment), partial(self._admit, scope, target)
+            with opening as opened, self._authenticator.streams.watched(admit, lambda _: opened.close()):
+                tunnel = AdmittedTunnel(opened, admit)
                 self._note_connection(scope, target)
                 if experiment.task_kind is TaskKind.SHELL:
                     await _serve_bytes(reader, writer, tunnel, head)
@@ -89,7 +91,8 @@ class Upgrades:
         address = scope["client"][0] if scope.get("client") else ""
         source = {"experiment_id": target.experiment_id}
         principal, token = Principal(kind="anonymous", name=""), None
-        if not target.code:
+        proofs = self._usecases.open.task_proofs
+        if not target.code or proofs.find_by_code(target.experiment_id, target.code) is None:
             principal, _ = authenticate(self._usecases, self._authenticator, scope, target)
             _, _, token = Headers(raw=list(scope["headers"])).get("authorization", "").partition(" ")
         attempt = self._usecases.trail.attempt("http", CONNECT, principal, token, address, source=source)
