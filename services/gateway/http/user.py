@@ -73,7 +73,7 @@ class UserBody(Body, example={"displayName": "Ann"}):
     active: bool | None = None
     password: str | None = None
     is_hashed: bool = False  # whether the password is hashed as Determined's client hashes it
-    kill_experiments: bool = False  # with active=false: also kills the user's experiments and tasks
+    kill_experiments: bool | None = None  # with active=false: also kills the user's experiments and tasks
 
 
 class NewTokenBody(Body, example={"description": "nightly", "lifespan": "720h"}):

@@ -185,7 +185,7 @@ async def test_refused_attempts_leave_records_with_their_codes(bench: Bench) -> 
     runner = Client(bench.process.addresses["grpc"], allocation_token(CLUSTER_TOKEN, "1.1.1"), retry_seconds=0)
     bench.stack.callback(runner.close)
     assert await refusal(runner.kill_experiment, experiment.id) == "auth.forbidden"
-    failed = await records(bench, 8, outcome="failed")
+    failed = [*await records(bench, 7, outcome="failed", user="bob"), *await records(bench, 1, user="1.1.1")]
     shown = [(each.actor, each.action, each.object_id, each.outcome) for each in failed]
     assert shown[0] == ("bob", "experiment.delete", str(experiment.id), "auth.not_owner")
     assert shown[1][:2] == ("bob", "user.create")
@@ -198,7 +198,7 @@ async def test_refused_attempts_leave_records_with_their_codes(bench: Bench) -> 
     # Reading that is allowed leaves nothing.
     await call(bench.bob.list_users)
     await call(bench.bob.get_experiment, experiment.id)
-    assert len(await records(bench, 8, outcome="failed")) == 8
+    assert len(await records(bench, 7, outcome="failed", user="bob")) == 7
 
 
 async def test_logins_and_logouts_leave_records_and_a_wrong_name_is_not_repeated(bench: Bench) -> None:
@@ -236,9 +236,9 @@ async def test_unknown_tokens_leave_a_bounded_number_of_records(bench: Bench) ->
         for _ in range(10):
             assert (await client.post("/api/v1/experiments/7/kill")).status_code == 401
     found = await records(bench, RECORDS_OF_ADDRESS, action="call.unknown_token")
-    assert {(each.actor_kind, each.object_id, each.outcome) for each in found} == {
-        ("anonymous", "ListUsers", "auth.wrong_token")
-    }
+    assert {(each.actor_kind, each.outcome) for each in found} == {("anonymous", "auth.wrong_token")}
+    # The bench itself may have called before the gateway knew its users.
+    assert "ListUsers" in {each.object_id for each in found} <= {"ListUsers", "ListWorkspaces", "ListAudit"}
 
 
 async def test_no_secret_gets_into_the_log(bench: Bench) -> None:
@@ -274,7 +274,7 @@ async def test_no_secret_gets_into_the_log(bench: Bench) -> None:
     stranger = Client(bench.process.addresses["grpc"], "planted-metadata-token", retry_seconds=0)
     bench.stack.callback(stranger.close)
     await refusal(stranger.list_users)
-    await records(bench, 1, action="call.unknown_token")
+    await records(bench, 1, object="call/ListUsers")
     os.kill(bench.process.process.pid, signal.SIGTERM)  # type: ignore[union-attr]  # it runs
     await asyncio.to_thread(bench.process.process.wait, 20)  # type: ignore[union-attr]
     with closing(sqlite3.connect(bench.folder / "gateway" / "gateway.db")) as database:
