@@ -55,6 +55,8 @@ def test_a_user_is_made_gets_a_password_and_is_deactivated(page: Page, browser: 
 
         page.get_by_role("button", name="Deactivate: bob").click()
         expect(dialog).to_contain_text("gangline user deactivate bob")
+        dialog.get_by_label("Also kill the user's experiments").check()
+        expect(dialog).to_contain_text("gangline user deactivate bob --kill-experiments")
         assert find_faults(page) == []
         dialog.get_by_role("button", name="Deactivate").click()
         expect(page.get_by_role("row").filter(has_text="bob")).to_contain_text("deactivated")
