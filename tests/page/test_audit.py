@@ -28,9 +28,11 @@ def refused(cluster: Cluster) -> Iterator[str]:
         admin.create_user("carol", display_name=SHOWN)
         _, secret = admin.create_token("of carol", "carol")
         with Client(cluster.login.address, secret, retry_seconds=0) as carol:
-            for attempt in (lambda: carol.create_user("eve"), *[lambda: carol.kill_experiment(999_999)] * NUM_KILLS):
+            with pytest.raises(GanglineError):
+                carol.create_user("eve")
+            for _ in range(NUM_KILLS):
                 with pytest.raises(GanglineError):
-                    attempt()
+                    carol.kill_experiment(999_999)
         until_sync(lambda: len(admin.list_audit(user="carol", limit=1000)[0]) > NUM_KILLS, "the records of carol")
         yield "carol"
         admin.deactivate_user("carol")
