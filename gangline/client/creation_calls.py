@@ -40,9 +40,7 @@ _CODE_SECONDS = 10.0
 _CODE_PAUSE_SECONDS = 0.2
 
 
-class CreationCalls(
-    ProjectMethods, RegistryMethods, SavedViewMethods, UserMethods, QuotaMethods, AuditMethods
-):
+class CreationCalls(ProjectMethods, RegistryMethods, SavedViewMethods, UserMethods, QuotaMethods, AuditMethods):
     """Base of ExperimentCalls."""
 
     def create_prepared(

@@ -26,6 +26,7 @@ test("a change has its old and its new value", () => {
     labels: { old: [], new: ["best"] },
     password: { new: "set" },
     owner: { old: "dave" },
+    max_slots: { old: 4, new: null },
     odd: "a text",
     none: null,
   });
@@ -34,8 +35,9 @@ test("a change has its old and its new value", () => {
     'labels: [] → ["best"]',
     "password: set",
     "owner: dave → removed",
+    "max_slots: 4 → none",
     "odd: a text",
-    "none: null",
+    "none: none",
   ]);
 });
 

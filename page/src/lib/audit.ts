@@ -52,9 +52,13 @@ export function listChanges(changes: Record<string, unknown>): Change[] {
       string,
       unknown
     >;
-    const text = (side: string) => (side in values ? formatValue(values[side]) : null);
+    const text = (side: string) => (side in values ? valueText(values[side]) : null);
     return { field, old: text("old"), new: text("new") };
   });
+}
+
+function valueText(value: unknown): string {
+  return value === null ? "none" : formatValue(value);
 }
 
 /** Returns a change on one line. */

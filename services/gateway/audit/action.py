@@ -41,9 +41,11 @@ RECORDED_CALLS: Mapping[str, str] = {
     "MoveExperiment": "experiment.move",
     "PostSearchOperations": "search.post_operations",
     "ProfileTrial": "trial.profile",
+    "RemoveQuota": "quota.remove",
     "RemoveTemplate": "template.delete",
     "RevokeToken": "token.revoke",
     "SetModelAlias": "model.set_alias",
+    "SetQuota": "quota.set",
     "SetTemplate": "template.set",
     "UnarchiveExperiment": "experiment.unarchive",
     "UpdateAgent": "agent.update",
@@ -60,9 +62,9 @@ READING_CALLS = frozenset({
     "DownloadCheckpoint", "DownloadCode", "DownloadOutput", "DownloadTensorboard", "ExplainJob", "GetCluster",
     "GetExperiment", "GetInheritance", "GetMe", "GetMetricSeries", "GetModel", "GetModelVersion", "GetSavedView",
     "GetSearchEvents", "GetSnapshot", "GetTaskAccess", "GetUsage", "ListAgents", "ListAudit", "ListCheckpoints",
-    "ListExperiments", "ListFusion", "ListModelVersions", "ListModels", "ListProjects", "ListSavedViews", "ListTasks",
-    "ListTemplates", "ListTokens", "ListUsers", "ListWorkspaces", "PreviewRetention", "PreviewSearch", "StreamLogs",
-    "StreamMetrics", "WatchExperiment",
+    "ListExperiments", "ListFusion", "ListModelVersions", "ListModels", "ListProjects", "ListQuotas", "ListSavedViews",
+    "ListTasks", "ListTemplates", "ListTokens", "ListUsers", "ListWorkspaces", "PreviewRetention", "PreviewSearch",
+    "StreamLogs", "StreamMetrics", "WatchExperiment",
 })  # fmt: skip
 # Each with the reason.
 UNRECORDED_CALLS: Mapping[str, str] = {
@@ -82,6 +84,7 @@ RECORDED_ROUTES: Mapping[tuple[str, str], str] = {
     ("DELETE", "/models/{model_id}/aliases/{alias}"): "model.set_alias",
     ("DELETE", "/models/{model_id}/versions/{number}"): "model_version.delete",
     ("DELETE", "/projects/{project_id}"): "project.delete",
+    ("DELETE", "/quotas/{kind}/{subject:path}"): "quota.remove",
     ("DELETE", "/saved-views/{view_id}"): "saved_view.delete",
     ("DELETE", "/session"): LOGOUT,
     ("DELETE", "/templates/{name}"): "template.delete",
@@ -130,6 +133,7 @@ RECORDED_ROUTES: Mapping[tuple[str, str], str] = {
     ("PUT", "/code/{code_sha256}"): "code.upload",
     ("PUT", "/experiments/{experiment_id}/retain_logs"): "experiment.set_retention",
     ("PUT", "/models/{model_id}/aliases/{alias}"): "model.set_alias",
+    ("PUT", "/quotas/{kind}/{subject:path}"): "quota.set",
     ("PUT", "/templates/{name}"): "template.set",
 }
 UNRECORDED_ROUTES: Mapping[tuple[str, str], str] = {

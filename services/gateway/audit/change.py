@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gangline.config.layer.lookup import find_named
 from gangline.domain.document import read_document
 from gangline.domain.experiment import DEFAULT_PROJECT_ID, Experiment
 from gangline.domain.id import experiment_id_of
-from gangline.domain.named_kind import DEFAULT_WORKSPACE
+from gangline.domain.named_kind import DEFAULT_WORKSPACE, WORKSPACE
+from gangline.domain.quota import USER_KIND, Quota, user_subject, workspace_subject
 from gangline.domain.state import Availability, ExperimentAction, ProjectAction, State
+from gangline.errors import GanglineError
 from gangline.protocol import wire
 from services.common import keys
 from services.gateway.mirror.cluster_state import ClusterState
@@ -268,6 +271,35 @@ def _update_agent(state: ClusterState, request: Any) -> ChangeNote:
     return ChangeNote("agent.update", "agent", (request.agent_id,), "", old, new)
 
 
+def _set_quota(state: ClusterState, request: Any) -> ChangeNote:
+    note, quota = _of_quota("quota.set", state, request)
+    for descriptor, value in request.change.ListFields():
+        note.old[descriptor.name] = getattr(quota, descriptor.name)
+        # A negative value lifts the limit.
+        note.new[descriptor.name] = None if value < 0 else value
+    return note
+
+
+def _remove_quota(state: ClusterState, request: Any) -> ChangeNote:
+    note, quota = _of_quota("quota.remove", state, request)
+    limits = {"max_slots": quota.max_slots, "slot_hours": quota.slot_hours}
+    note.old = {name: value for name, value in limits.items() if value is not None}
+    return note
+
+
+def _of_quota(action: str, state: ClusterState, request: Any) -> tuple[ChangeNote, Quota]:
+    """Returns the description of a change, and the present quota, which has no limits if there is none."""
+    note = ChangeNote(action, "quota", (f"{request.kind}/{request.name}",))
+    subject = user_subject(request.name)
+    if request.kind != USER_KIND:
+        note.workspace = request.name
+        try:
+            subject = workspace_subject(find_named(WORKSPACE, request.name, state.workspaces.all()).id)
+        except GanglineError:
+            return note, Quota()
+    return note, state.quotas.find(keys.quota(subject.id)) or Quota()
+
+
 def _forget_fusion(state: ClusterState, request: Any) -> ChangeNote:
     return ChangeNote("fusion.forget", "fusion", (request.key,))
 
@@ -420,9 +452,11 @@ DESCRIBED: Mapping[str, Callable[[ClusterState, Any], ChangeNote]] = {
     "SchedulerServiceKillTrialRequest": _of_trial("trial.kill"),
     "SchedulerServiceMoveExperimentRequest": _move_experiment,
     "SchedulerServicePostSearchOperationsRequest": _post_operations,
+    "SchedulerServiceRemoveQuotaRequest": _remove_quota,
     "SchedulerServiceRemoveTemplateRequest": _remove_template,
     "SchedulerServiceRevokeTokenRequest": _revoke_token,
     "SchedulerServiceSetModelAliasRequest": _set_alias,
+    "SchedulerServiceSetQuotaRequest": _set_quota,
     "SchedulerServiceSetTemplateRequest": _set_template,
     "SchedulerServiceUnarchiveExperimentRequest": _archiving("experiment.unarchive", archived=False),
     "SchedulerServiceUpdateAgentRequest": _update_agent,

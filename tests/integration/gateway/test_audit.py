@@ -152,6 +152,33 @@ async def test_old_and_new_values_of_what_was_changed(bench: Bench) -> None:
     assert (await of("token.revoke")).changes["owner"] == {"old": "dave"}
 
 
+async def test_quotas_have_their_old_and_new_limits(bench: Bench) -> None:
+    admin = admin_of(bench)
+    await call(bench.alice.create_workspace, "lab")
+    await call(admin.set_quota, "workspace", "lab", max_slots=4)
+    async with http(bench) as client:
+        answer = await client.put("/api/v1/quotas/workspace/lab", json={"maxSlots": -1, "slotHours": 500})
+        assert answer.status_code == 200, answer.text
+    await call(admin.remove_quota, "workspace", "lab")
+    await call(admin.create_user, "dave", PASSWORD)
+    await call(admin.set_quota, "user", "dave", max_slots=2)
+    assert await refusal(bench.bob.set_quota, "user", "bob", max_slots=-1) == "auth.not_admin"
+    assert await refusal(admin.set_quota, "workspace", "no-such", max_slots=1) == "workspace.not_found"
+    found = await records(bench, 6, action="quota")
+    assert [(each.action, each.object_id, each.workspace, each.outcome, each.changes) for each in found] == [
+        ("quota.set", "workspace/lab", "lab", "done", {"max_slots": {"old": None, "new": 4}}),
+        (
+            "quota.set", "workspace/lab", "lab", "done",
+            {"max_slots": {"old": 4, "new": None}, "slot_hours": {"old": None, "new": "500.0"}},
+        ),
+        ("quota.remove", "workspace/lab", "lab", "done", {"slot_hours": {"old": "500.0"}}),
+        ("quota.set", "user/dave", "", "done", {"max_slots": {"old": None, "new": 2}}),
+        ("quota.set", "user/bob", "", "auth.not_admin", {}),
+        ("quota.set", "workspace/no-such", "no-such", "workspace.not_found", {"max_slots": {"old": None, "new": 1}}),
+    ]  # fmt: skip
+    assert len(await records(bench, 3, object="quota/workspace/lab")) == 3
+
+
 async def test_a_bulk_change_leaves_a_record_for_each_experiment_and_its_preview_none(bench: Bench) -> None:
     numbers = [(await call(bench.create, CONFIG)).id for _ in range(2)]
     async with http(bench, USER_TOKEN) as client:

@@ -43,8 +43,9 @@ class Users:
     def metadata(self) -> Any:
         return rpc.token_metadata(self.token)
 
-    def http(self) -> httpx.AsyncClient:
-        headers = {"Authorization": f"Bearer {self.token}"}
+    def http(self, token: str = "") -> httpx.AsyncClient:
+        """token: of another caller than ann."""
+        headers = {"Authorization": f"Bearer {token or self.token}"}
         address = self.bench.process.addresses["http"]
         return httpx.AsyncClient(base_url=f"http://{address}/api/v1", headers=headers, timeout=20, verify=NO_TLS)
 
@@ -159,6 +160,11 @@ async def test_a_deactivation_kills_experiments_and_tasks_only_if_it_is_told_to(
     other = (await call(users.admin.create_experiment, CONFIG, users.bench.code)).experiment
     await call(users.admin.deactivate_user, "ann")
     await call(users.admin.activate_user, "ann")
+    async with users.http(ADMIN_TOKEN) as client:
+        ann = next(user for user in (await client.get("/users")).json()["users"] if user["username"] == "ann")
+        for is_active in (False, True):
+            answer = await client.patch(f"/users/{ann['id']}", json={"active": is_active})
+            assert answer.status_code == 200, answer.text
     assert (await call(users.admin.get_experiment, experiment.id)).experiment.state is State.QUEUED
     await call(users.admin.deactivate_user, "ann", kill_experiments=True)
 
