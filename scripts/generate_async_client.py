@@ -19,6 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "gangline" / "client"
 SOURCES = (
+    "audit",
     "cluster_calls",
     "cluster_handle",
     "creation_calls",
@@ -37,6 +38,7 @@ STREAMS = {"_connection.stream", "_connection.stream_once"}
 HANDLES = ("cluster_handle", "handle")
 OBJECTS = ("Agent", "Checkpoint", "Experiment", "Job", "MetricsReader", "Trial")
 NAMES = {
+    "AuditMethods": "AsyncAuditMethods",
     "Client": "AsyncClient",
     "ClusterCalls": "AsyncClusterCalls",
     "CreationCalls": "AsyncCreationCalls",

@@ -27,6 +27,7 @@ TITLES = {
     "saved_view": "Saved views",
     "user": "Users, tokens and logins",
     "quota": "Quotas",
+    "audit": "Audit log",
     "cluster_calls": "Cluster, agents, checkpoints and files",
 }
 # The parts of create_experiment, and what `with` calls.

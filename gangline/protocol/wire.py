@@ -26,7 +26,9 @@ from gangline.v1 import types_pb2
 
 # Where a record's message is looked for. Each is loaded when a record is in none before it. A rank's are in the first
 # two, so a rank never loads the messages of the gateway.
-_MODULES = ("types_pb2", "ingest_pb2", "gateway_pb2", "project_pb2", "registry_pb2", "user_pb2", "quota_pb2")
+_MODULES = (
+    "types_pb2", "ingest_pb2", "gateway_pb2", "project_pb2", "registry_pb2", "user_pb2", "quota_pb2", "audit_pb2",
+)  # fmt: skip
 # The records that are not called like their message.
 _MESSAGE_NAMES = {"ClusterView": "GetClusterResponse"}
 

@@ -7,6 +7,7 @@ needs a user's token.
 
 import abc
 import collections.abc
+import gangline.v1.audit_pb2
 import gangline.v1.gateway_pb2
 import gangline.v1.project_pb2
 import gangline.v1.quota_pb2
@@ -1071,6 +1072,22 @@ _GatewayServiceRemoveQuotaType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceListAuditType = typing_extensions.TypeVar(
+    '_GatewayServiceListAuditType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.audit_pb2.ListAuditRequest,
+        gangline.v1.audit_pb2.ListAuditResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.audit_pb2.ListAuditRequest,
+        gangline.v1.audit_pb2.ListAuditResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.audit_pb2.ListAuditRequest,
+        gangline.v1.audit_pb2.ListAuditResponse,
+    ],
+)
+
 _GatewayServiceListSavedViewsType = typing_extensions.TypeVar(
     '_GatewayServiceListSavedViewsType',
     grpc.UnaryUnaryMultiCallable[
@@ -1183,7 +1200,7 @@ _GatewayServiceConnectTaskType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceListModelsType, _GatewayServiceGetModelType, _GatewayServiceListModelVersionsType, _GatewayServiceGetModelVersionType, _GatewayServiceUpdateModelType, _GatewayServiceUpdateModelVersionType, _GatewayServiceSetModelAliasType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceCreateKeyType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceListQuotasType, _GatewayServiceSetQuotaType, _GatewayServiceRemoveQuotaType, _GatewayServiceListSavedViewsType, _GatewayServiceGetSavedViewType, _GatewayServiceCreateSavedViewType, _GatewayServiceUpdateSavedViewType, _GatewayServiceDeleteSavedViewType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceListModelsType, _GatewayServiceGetModelType, _GatewayServiceListModelVersionsType, _GatewayServiceGetModelVersionType, _GatewayServiceUpdateModelType, _GatewayServiceUpdateModelVersionType, _GatewayServiceSetModelAliasType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceCreateKeyType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceListQuotasType, _GatewayServiceSetQuotaType, _GatewayServiceRemoveQuotaType, _GatewayServiceListAuditType, _GatewayServiceListSavedViewsType, _GatewayServiceGetSavedViewType, _GatewayServiceCreateSavedViewType, _GatewayServiceUpdateSavedViewType, _GatewayServiceDeleteSavedViewType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -1445,6 +1462,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.quota_pb2.RemoveQuotaRequest,
             gangline.v1.quota_pb2.RemoveQuotaResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.audit_pb2.ListAuditRequest,
+            gangline.v1.audit_pb2.ListAuditResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ListSavedViewsRequest,
@@ -1739,6 +1760,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.quota_pb2.RemoveQuotaResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.audit_pb2.ListAuditRequest,
+            gangline.v1.audit_pb2.ListAuditResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ListSavedViewsRequest,
             gangline.v1.gateway_pb2.ListSavedViewsResponse,
         ],
@@ -1947,6 +1972,9 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     RemoveQuota: _GatewayServiceRemoveQuotaType
     """Administrators only. Removing a quota that does not exist changes nothing."""
+
+    ListAudit: _GatewayServiceListAuditType
+    """The audit log, the newest first. Administrators only."""
 
     ListSavedViews: _GatewayServiceListSavedViewsType
     """The caller's views of lists, by list and name."""
@@ -2230,6 +2258,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.quota_pb2.RemoveQuotaRequest,
         gangline.v1.quota_pb2.RemoveQuotaResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.audit_pb2.ListAuditRequest,
+        gangline.v1.audit_pb2.ListAuditResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.ListSavedViewsRequest,
@@ -2766,6 +2798,14 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.quota_pb2.RemoveQuotaResponse, collections.abc.Awaitable[gangline.v1.quota_pb2.RemoveQuotaResponse]]:
         """Administrators only. Removing a quota that does not exist changes nothing."""
+
+    @abc.abstractmethod
+    def ListAudit(
+        self,
+        request: gangline.v1.audit_pb2.ListAuditRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.audit_pb2.ListAuditResponse, collections.abc.Awaitable[gangline.v1.audit_pb2.ListAuditResponse]]:
+        """The audit log, the newest first. Administrators only."""
 
     @abc.abstractmethod
     def ListSavedViews(

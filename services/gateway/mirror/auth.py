@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from gangline.domain.user import CLUSTER_NAME, AccessToken, User, inactive_user
-from gangline.errors import Effect, invalid, unauthenticated, unavailable
+from gangline.errors import Effect, GanglineError, invalid, unauthenticated, unavailable
 from services.common import keys
 from services.common.access.security import (
     check_allocation_token,
@@ -33,6 +35,7 @@ from services.common.access.security import (
     user_of_session,
 )
 from services.common.server import Principal
+from services.gateway.mirror.admission_watch import AdmissionWatch
 from services.gateway.mirror.mirror import Watched
 
 # As long as Determined's.
@@ -47,6 +50,11 @@ class Authenticator:
     def __init__(self, mirror: Watched, cluster_token: str) -> None:
         self._mirror = mirror
         self._cluster_token = cluster_token
+        self.streams = AdmissionWatch()
+
+    def watch(self, token: str | None, end: Callable[[GanglineError], object]) -> AbstractContextManager[None]:
+        """Returns the context of a stream, which `end` ends when its caller's token does."""
+        return self.streams.watched(lambda: self.identify(token), end, token)
 
     async def authenticate(self, method: str, token: str | None) -> Principal:
         """Authenticates a call for the gRPC server, which calls this for every method."""
