@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "gangline" / "client"
 SOURCES = (
     "access",
+    "audit",
     "cluster_calls",
     "cluster_handle",
     "creation_calls",
@@ -38,6 +39,7 @@ STREAMS = {"_connection.stream", "_connection.stream_once"}
 HANDLES = ("cluster_handle", "handle")
 OBJECTS = ("Agent", "Checkpoint", "Experiment", "Job", "MetricsReader", "Trial")
 NAMES = {
+    "AuditMethods": "AsyncAuditMethods",
     "Client": "AsyncClient",
     "ClusterCalls": "AsyncClusterCalls",
     "CreationCalls": "AsyncCreationCalls",

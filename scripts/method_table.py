@@ -28,6 +28,7 @@ TITLES = {
     "access": "Groups and roles",
     "user": "Users, tokens and logins",
     "quota": "Quotas",
+    "audit": "Audit log",
     "cluster_calls": "Cluster, agents, checkpoints and files",
 }
 # The parts of create_experiment, and what `with` calls.

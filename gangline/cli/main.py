@@ -43,6 +43,7 @@ _ENTRIES = {
     "top": _Entry("top", "top"),
     "tensorboard": _Entry("tensorboard", "tensorboard"),
     "usage": _Entry("usage", "usage"),
+    "audit": _Entry("account.audit", "audit"),
     "preview-search": _Entry("creation.preview", "preview_search"),
     "plan": _Entry("plan", "plan"),
     "migrate": _Entry("migrate", "app", True),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline.client.async_access import AsyncAccessMethods
+from gangline.client.async_audit import AsyncAuditMethods
 from gangline.client.async_connection import in_thread, in_thread_to_its_end, pause_for
 from gangline.client.async_project import AsyncProjectMethods
 from gangline.client.async_quota import AsyncQuotaMethods
@@ -39,7 +40,12 @@ _CODE_PAUSE_SECONDS = 0.2
 
 
 class AsyncCreationCalls(
-    AsyncProjectMethods, AsyncRegistryMethods, AsyncSavedViewMethods, AsyncAccessMethods, AsyncQuotaMethods
+    AsyncProjectMethods,
+    AsyncRegistryMethods,
+    AsyncSavedViewMethods,
+    AsyncAccessMethods,
+    AsyncQuotaMethods,
+    AsyncAuditMethods,
 ):
     """Base of ExperimentCalls."""
 

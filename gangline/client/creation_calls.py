@@ -15,6 +15,7 @@ from typing import Any
 
 from gangline.client.access import AccessMethods
 from gangline.client.attempts import say_create
+from gangline.client.audit import AuditMethods
 from gangline.client.call_message import new_request_id
 from gangline.client.connection import in_thread, in_thread_to_its_end, pause_for
 from gangline.client.project import ProjectMethods
@@ -39,7 +40,7 @@ _CODE_SECONDS = 10.0
 _CODE_PAUSE_SECONDS = 0.2
 
 
-class CreationCalls(ProjectMethods, RegistryMethods, SavedViewMethods, AccessMethods, QuotaMethods):
+class CreationCalls(ProjectMethods, RegistryMethods, SavedViewMethods, AccessMethods, QuotaMethods, AuditMethods):
     """Base of ExperimentCalls."""
 
     def create_prepared(

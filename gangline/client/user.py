@@ -88,9 +88,14 @@ class UserMethods(ClusterCalls):
         """Lets a deactivated user log in and call again."""
         return self._update_user(name, UserChange(is_active=True), request_id)
 
-    def deactivate_user(self, name: str, request_id: str | None = None) -> UserView:
-        """Ends what the user may do. Sessions and tokens hold again once the user is activated."""
-        return self._update_user(name, UserChange(is_active=False), request_id)
+    def deactivate_user(self, name: str, request_id: str | None = None, *, kill_experiments: bool = False) -> UserView:
+        """Ends what the user may do, also open streams and connections to tasks, within seconds. kill_experiments: also
+        kills the user's experiments and tasks. Sessions and tokens hold again once the user is activated."""
+        request = user_pb2.UpdateUserRequest(
+            request_id=request_id or new_request_id(), name=name, kill_experiments=kill_experiments
+        )
+        request.change.is_active = False
+        return from_proto(UserView, self._connection.call(self._stub.UpdateUser, request).user)
 
     def change_password(self, password: str, name: str = "", request_id: str | None = None) -> UserView:
         """Gives a user another password, which ends the sessions of this user. name: empty for oneself. Raises

@@ -28,6 +28,7 @@ from gangline.v1 import types_pb2
 # two, so a rank never loads the messages of the gateway.
 _MODULES = (
     "types_pb2", "ingest_pb2", "gateway_pb2", "project_pb2", "registry_pb2", "user_pb2", "quota_pb2", "access_pb2",
+    "audit_pb2",
 )  # fmt: skip
 # The records that are not called like their message.
 _MESSAGE_NAMES = {"ClusterView": "GetClusterResponse"}

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from gangline.v1 import access_pb2 as gangline_dot_v1_dot_access__pb2
+from gangline.v1 import audit_pb2 as gangline_dot_v1_dot_audit__pb2
 from gangline.v1 import gateway_pb2 as gangline_dot_v1_dot_gateway__pb2
 from gangline.v1 import project_pb2 as gangline_dot_v1_dot_project__pb2
 from gangline.v1 import quota_pb2 as gangline_dot_v1_dot_quota__pb2
@@ -388,6 +389,11 @@ class GatewayServiceStub(object):
                 '/gangline.v1.GatewayService/AssignRole',
                 request_serializer=gangline_dot_v1_dot_access__pb2.AssignRoleRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_access__pb2.AssignRoleResponse.FromString,
+                _registered_method=True)
+        self.ListAudit = channel.unary_unary(
+                '/gangline.v1.GatewayService/ListAudit',
+                request_serializer=gangline_dot_v1_dot_audit__pb2.ListAuditRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_audit__pb2.ListAuditResponse.FromString,
                 _registered_method=True)
         self.ListSavedViews = channel.unary_unary(
                 '/gangline.v1.GatewayService/ListSavedViews',
@@ -900,6 +906,13 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAudit(self, request, context):
+        """The audit log, the newest first. Administrators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListSavedViews(self, request, context):
         """The caller's views of lists, by list and name.
         """
@@ -1301,6 +1314,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.AssignRole,
                     request_deserializer=gangline_dot_v1_dot_access__pb2.AssignRoleRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_access__pb2.AssignRoleResponse.SerializeToString,
+            ),
+            'ListAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAudit,
+                    request_deserializer=gangline_dot_v1_dot_audit__pb2.ListAuditRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_audit__pb2.ListAuditResponse.SerializeToString,
             ),
             'ListSavedViews': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSavedViews,
@@ -3228,6 +3246,33 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/AssignRole',
             gangline_dot_v1_dot_access__pb2.AssignRoleRequest.SerializeToString,
             gangline_dot_v1_dot_access__pb2.AssignRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ListAudit',
+            gangline_dot_v1_dot_audit__pb2.ListAuditRequest.SerializeToString,
+            gangline_dot_v1_dot_audit__pb2.ListAuditResponse.FromString,
             options,
             channel_credentials,
             insecure,

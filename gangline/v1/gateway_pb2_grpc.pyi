@@ -8,6 +8,7 @@ needs a user's token.
 import abc
 import collections.abc
 import gangline.v1.access_pb2
+import gangline.v1.audit_pb2
 import gangline.v1.gateway_pb2
 import gangline.v1.project_pb2
 import gangline.v1.quota_pb2
@@ -1152,6 +1153,22 @@ _GatewayServiceAssignRoleType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceListAuditType = typing_extensions.TypeVar(
+    '_GatewayServiceListAuditType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.audit_pb2.ListAuditRequest,
+        gangline.v1.audit_pb2.ListAuditResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.audit_pb2.ListAuditRequest,
+        gangline.v1.audit_pb2.ListAuditResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.audit_pb2.ListAuditRequest,
+        gangline.v1.audit_pb2.ListAuditResponse,
+    ],
+)
+
 _GatewayServiceListSavedViewsType = typing_extensions.TypeVar(
     '_GatewayServiceListSavedViewsType',
     grpc.UnaryUnaryMultiCallable[
@@ -1264,7 +1281,7 @@ _GatewayServiceConnectTaskType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceListModelsType, _GatewayServiceGetModelType, _GatewayServiceListModelVersionsType, _GatewayServiceGetModelVersionType, _GatewayServiceUpdateModelType, _GatewayServiceUpdateModelVersionType, _GatewayServiceSetModelAliasType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceCreateKeyType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceListQuotasType, _GatewayServiceSetQuotaType, _GatewayServiceRemoveQuotaType, _GatewayServiceGetAccessType, _GatewayServiceListGroupsType, _GatewayServiceUpdateGroupType, _GatewayServiceListRolesType, _GatewayServiceAssignRoleType, _GatewayServiceListSavedViewsType, _GatewayServiceGetSavedViewType, _GatewayServiceCreateSavedViewType, _GatewayServiceUpdateSavedViewType, _GatewayServiceDeleteSavedViewType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceListModelsType, _GatewayServiceGetModelType, _GatewayServiceListModelVersionsType, _GatewayServiceGetModelVersionType, _GatewayServiceUpdateModelType, _GatewayServiceUpdateModelVersionType, _GatewayServiceSetModelAliasType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceCreateKeyType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceListQuotasType, _GatewayServiceSetQuotaType, _GatewayServiceRemoveQuotaType, _GatewayServiceGetAccessType, _GatewayServiceListGroupsType, _GatewayServiceUpdateGroupType, _GatewayServiceListRolesType, _GatewayServiceAssignRoleType, _GatewayServiceListAuditType, _GatewayServiceListSavedViewsType, _GatewayServiceGetSavedViewType, _GatewayServiceCreateSavedViewType, _GatewayServiceUpdateSavedViewType, _GatewayServiceDeleteSavedViewType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -1546,6 +1563,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.access_pb2.AssignRoleRequest,
             gangline.v1.access_pb2.AssignRoleResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.audit_pb2.ListAuditRequest,
+            gangline.v1.audit_pb2.ListAuditResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ListSavedViewsRequest,
@@ -1860,6 +1881,10 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.access_pb2.AssignRoleResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.audit_pb2.ListAuditRequest,
+            gangline.v1.audit_pb2.ListAuditResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.gateway_pb2.ListSavedViewsRequest,
             gangline.v1.gateway_pb2.ListSavedViewsResponse,
         ],
@@ -2082,6 +2107,9 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     AssignRole: _GatewayServiceAssignRoleType
     """Gives a user or a group a role, or takes it. For a workspace its admins only, for the cluster administrators only."""
+
+    ListAudit: _GatewayServiceListAuditType
+    """The audit log, the newest first. Administrators only."""
 
     ListSavedViews: _GatewayServiceListSavedViewsType
     """The caller's views of lists, by list and name."""
@@ -2385,6 +2413,10 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.access_pb2.AssignRoleRequest,
         gangline.v1.access_pb2.AssignRoleResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.audit_pb2.ListAuditRequest,
+        gangline.v1.audit_pb2.ListAuditResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.gateway_pb2.ListSavedViewsRequest,
@@ -2960,6 +2992,14 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.access_pb2.AssignRoleResponse, collections.abc.Awaitable[gangline.v1.access_pb2.AssignRoleResponse]]:
         """Gives a user or a group a role, or takes it. For a workspace its admins only, for the cluster administrators only."""
+
+    @abc.abstractmethod
+    def ListAudit(
+        self,
+        request: gangline.v1.audit_pb2.ListAuditRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.audit_pb2.ListAuditResponse, collections.abc.Awaitable[gangline.v1.audit_pb2.ListAuditResponse]]:
+        """The audit log, the newest first. Administrators only."""
 
     @abc.abstractmethod
     def ListSavedViews(

@@ -418,8 +418,11 @@ class UpdateUserRequest(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     CHANGE_FIELD_NUMBER: builtins.int
+    KILL_EXPERIMENTS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     name: builtins.str
+    kill_experiments: builtins.bool
+    """With a deactivation: also kills the user's experiments and tasks."""
     @property
     def change(self) -> Global___UserChange: ...
     def __init__(
@@ -428,9 +431,10 @@ class UpdateUserRequest(google.protobuf.message.Message):
         request_id: builtins.str = ...,
         name: builtins.str = ...,
         change: Global___UserChange | None = ...,
+        kill_experiments: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["change", b"change"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["change", b"change", "name", b"name", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["change", b"change", "kill_experiments", b"kill_experiments", "name", b"name", "request_id", b"request_id"]) -> None: ...
 
 Global___UpdateUserRequest: typing_extensions.TypeAlias = UpdateUserRequest
 
@@ -439,15 +443,21 @@ class UpdateUserResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     USER_FIELD_NUMBER: builtins.int
+    KILLED_EXPERIMENT_IDS_FIELD_NUMBER: builtins.int
     @property
     def user(self) -> Global___UserView: ...
+    @property
+    def killed_experiment_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Those that were killed, in the order of their ids."""
+
     def __init__(
         self,
         *,
         user: Global___UserView | None = ...,
+        killed_experiment_ids: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["user", b"user"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["user", b"user"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["killed_experiment_ids", b"killed_experiment_ids", "user", b"user"]) -> None: ...
 
 Global___UpdateUserResponse: typing_extensions.TypeAlias = UpdateUserResponse
 

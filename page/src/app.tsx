@@ -95,7 +95,7 @@ function Header() {
       </a>
       {user.value ? (
         <nav aria-label="Pages">
-          {NAVIGATION.map((link) => (
+          {NAVIGATION.filter((link) => user.value?.admin || !link.isForAdmins).map((link) => (
             <a key={link.path} href={href(link.path)} aria-current={link.path === current ? "page" : undefined}>
               {link.text}
             </a>

@@ -7,6 +7,7 @@ import { Retry } from "./api/again";
 import { api } from "./api/client";
 import { complain } from "./toast";
 
+const MISSING = "the gateway does not send this page; it may have a newer version: reload the window";
 const KEY = "gangline.reloads";
 const MOST_IN_A_ROW = 3;
 
@@ -25,7 +26,7 @@ export class Reload {
     if (numReloads() < MOST_IN_A_ROW) this.retry.soon(() => void this.reload());
     else {
       remember(0);
-      complain("the gateway does not send this page; it may have a newer version: reload the window");
+      complain(MISSING);
     }
   }
 
@@ -46,6 +47,15 @@ export class Reload {
     if (this.isEnded) return;
     remember(numReloads() + 1);
     location.reload();
+  }
+}
+
+/** Loads the code of a part of a view, which may hold what the user has typed, so the window is not loaded anew. */
+export async function partOf<T>(load: () => Promise<T>): Promise<T> {
+  try {
+    return await load();
+  } catch {
+    throw new Error(MISSING);
   }
 }
 

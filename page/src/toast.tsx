@@ -23,7 +23,9 @@ export function complain(failure: unknown): void {
 
 function add(text: string, isError: boolean): void {
   const id = nextId++;
-  toasts.value = [...toasts.value.slice(-4), { id, text, isError }];
+  // The same words are there once, and are read out again.
+  const others = toasts.value.filter((toast) => toast.text !== text);
+  toasts.value = [...others.slice(-4), { id, text, isError }];
   if (!isError) setTimeout(() => close(id), SECONDS * 1000);
 }
 

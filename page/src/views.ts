@@ -36,12 +36,20 @@ export const VIEWS: View[] = [
   { pattern: "/templates", title: "Templates", load: async () => (await import("./pages/templates")).Templates },
   { pattern: "/cluster", title: "Cluster", load: async () => (await import("./pages/cluster")).Cluster },
   { pattern: "/users", title: "Users", load: async () => (await import("./pages/users")).Users },
+  { pattern: "/audit", title: "Audit log", load: async () => (await import("./pages/audit")).Audit },
   { pattern: "/settings", title: "Account", load: async () => (await import("./pages/settings")).Settings },
   { pattern: "/docs", title: "HTTP API", load: async () => (await import("./pages/api_docs")).ApiDocs },
 ];
 
+interface Link {
+  path: string;
+  text: string;
+  /** Whether others have no right to what the view shows. */
+  isForAdmins?: boolean;
+}
+
 /** The links of the navigation. */
-export const NAVIGATION = [
+export const NAVIGATION: Link[] = [
   { path: "/", text: "Home" },
   { path: "/experiments", text: "Experiments" },
   { path: "/workspaces", text: "Workspaces" },
@@ -52,6 +60,7 @@ export const NAVIGATION = [
   { path: "/templates", text: "Templates" },
   { path: "/cluster", text: "Cluster" },
   { path: "/users", text: "Users" },
+  { path: "/audit", text: "Audit", isForAdmins: true },
   { path: "/settings", text: "Account" },
   { path: "/docs", text: "API" },
 ];

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -33,7 +34,12 @@ CALL_SECONDS = Histogram("gangline_grpc_server_call_seconds", "Time of one unary
 # needed.
 _TURNS = 3
 Admit = Callable[[str, str | None], Awaitable[None]]
+# Receives method, peer and error of a call that was refused.
+NoteRefused = Callable[[str, str, Exception], None]
 Context = Any
+# Receives the token of a stream, and what ends the stream once its caller is not admitted any more. Returns the context
+# of the stream.
+WatchStream = Callable[[str | None, Callable[[GanglineError], object]], AbstractContextManager[None]]
 NO_LIMITS = CallLimits()
 ANY_NUMBER = PeerCount(None)
 
@@ -42,8 +48,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every call. admit: receives method and token; returns or raises GanglineError. It runs in the task of the
     handler, so the handler finds the context variables that it sets. catch_up: runs before a call that asks for it
     (rpc.CATCH_UP_METADATA). is_readmitting: a stream's caller is admitted again before each answer, so a stream ends
-    with its caller's token. note_admitted: receives the peer of each call whose caller has a token. open_calls: counts
-    the calls that run."""
+    with its caller's token. note_admitted: receives the peer of each call whose caller has a token. note_refused:
+    receives the calls whose callers are not admitted. watch_stream: ends streams that
+    carry nothing. open_calls: counts the calls that run."""
 
     def __init__(
         self,
@@ -53,12 +60,16 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         *,
         is_readmitting: bool = False,
         note_admitted: Callable[[str], None] | None = None,
+        note_refused: NoteRefused | None = None,
+        watch_stream: WatchStream | None = None,
     ) -> None:
         self.open_calls = OpenCalls()
         self._admit = admit
         self._readmit = admit if is_readmitting else None
         self._limits = limits
         self._note_admitted = note_admitted
+        self._note_refused = note_refused
+        self._watch_stream = watch_stream
         self._streams = PeerCount(limits.streams_of_peer)
         self._open_reader = OpenReader()
         self._catch_up = catch_up
@@ -79,11 +90,17 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             if self._catch_up is not None and asks_to_catch_up(metadata):
                 await self._catch_up()
         except Exception as error:  # noqa: BLE001 - the top of every call
-            return _Call(method, self.open_calls).refuse(error)
+            return _Call(method, self.open_calls).refuse(error, self._note_refused)
         wrapped = self._wrapped.get(method)
         if wrapped is None or wrapped[0] is not handler:
             call = _Call(
-                method, self.open_calls, self._limits, self._readmit, self._streams, note_admitted=self._note_admitted
+                method,
+                self.open_calls,
+                self._limits,
+                self._readmit,
+                self._streams,
+                note_admitted=self._note_admitted,
+                watch_stream=self._watch_stream,
             )
             guard = self._limits.guards.get(method)
             wrapped = (
@@ -156,10 +173,30 @@ def _no_request(method: str) -> _Unreadable:
     return _Unreadable(invalid("rpc.malformed", f"{method} got no message"))
 
 
+@dataclass(slots=True)
+class _Ending:
+    """Ends the handler of a stream from outside, with an error in place of a cancellation."""
+
+    task: asyncio.Task[Any] | None = field(default_factory=asyncio.current_task)
+    error: GanglineError | None = None
+
+    def end(self, error: GanglineError) -> None:
+        self.error = error
+        if self.task is not None:
+            self.task.cancel()
+
+    def reason_of(self, error: BaseException) -> BaseException:
+        """Returns why the handler has ended."""
+        if self.error is None or self.task is None or not isinstance(error, asyncio.CancelledError):
+            return error
+        self.task.uncancel()
+        return self.error
+
+
 class _Call:
     """Handles every call of one method. It keeps nothing of a call but its metrics. readmit: admits the caller of a
-    stream before each answer; None admits it once. streams: counts the streams of each peer. note_admitted: as the
-    interceptor's."""
+    stream before each answer; None admits it once. streams: counts the streams of each peer. note_admitted,
+    watch_stream: as the interceptor's."""
 
     def __init__(
         self,
@@ -170,6 +207,7 @@ class _Call:
         streams: PeerCount = ANY_NUMBER,
         *,
         note_admitted: Callable[[str], None] | None = None,
+        watch_stream: WatchStream | None = None,
     ) -> None:
         self._method = method
         self._open_calls = open_calls
@@ -178,16 +216,19 @@ class _Call:
         self._readmit = readmit
         self._streams = streams
         self._note_admitted = note_admitted
+        self._watch_stream = watch_stream
         # To look a metric up by its labels takes longer than to count.
         self._count_by_status: dict[str, Counter] = {}
         self._seconds: Histogram | None = None
 
-    def refuse(self, error: Exception) -> grpc.RpcMethodHandler[Any, Any]:
+    def refuse(self, error: Exception, note: NoteRefused | None = None) -> grpc.RpcMethodHandler[Any, Any]:
         """Answers with an error, as a stream whatever the method is. For other kinds grpc reads the request's body
         before it calls the handler."""
 
         async def run(_requests: Any, context: Context) -> AsyncIterator[Any]:
             if error:
+                if note is not None:
+                    note(self._method, context.peer(), error)
                 await self._end(context, error)
             yield
 
@@ -270,19 +311,25 @@ class _Call:
     ) -> Callable[[Any, Context], Any]:
         async def run(request: Any, context: Context) -> AsyncIterator[Any]:
             self._note(context)
+            ending = _Ending()
             try:
                 self._open_calls.note()
-                with self._streams.held(peer_host(context.peer())):
+                with self._streams.held(peer_host(context.peer())), self._watched(context, ending):
                     requests = _Requests(request, self._message_seconds) if is_stream else _check(request)
                     async for response in inner(requests, context):
                         if self._readmit is not None:
                             await self._readmit(self._method, find_token(context.invocation_metadata()))
                         yield response
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the top of every call
-                await self._end(context, error)
+                await self._end(context, ending.reason_of(error))
             self._count("ok")
 
         return run
+
+    def _watched(self, context: Context, ending: _Ending) -> AbstractContextManager[None]:
+        if self._watch_stream is None:
+            return nullcontext()
+        return self._watch_stream(find_token(context.invocation_metadata()), ending.end)
 
     def _note(self, context: Context) -> None:
         if self._note_admitted is not None:

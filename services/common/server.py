@@ -27,7 +27,7 @@ from services.common.address import bind_error, join_address, split_address
 from services.common.concurrency import cancel
 from services.common.connection.open_files import fit_connections
 from services.common.connection.stranger_watch import StrangerWatch
-from services.common.interceptor import NO_LIMITS, CallInterceptor, OpenCalls
+from services.common.interceptor import NO_LIMITS, CallInterceptor, NoteRefused, OpenCalls, WatchStream
 
 _log = structlog.get_logger(__name__)
 
@@ -102,13 +102,17 @@ async def serve(
     catch_up: Callable[[], Awaitable[None]] | None = None,
     is_readmitting: bool = False,
     options: Sequence[tuple[str, int]] = (),
+    note_refused: NoteRefused | None = None,
+    watch_stream: WatchStream | None = None,
 ) -> Server:
     """Serves until stopped.
 
     authenticate: receives the method's full name and the bearer token; returns the caller or raises GanglineError. It
     is called before any of the request is read. flag: the command line's name of `listen`, for messages. catch_up: runs
     before a call that asks for it (rpc.CATCH_UP_METADATA). is_readmitting: `authenticate` runs before each answer of a
-    stream as well. options: of grpc, beside rpc.SERVER_OPTIONS.
+    stream as well. options: of grpc, beside rpc.SERVER_OPTIONS. note_refused: receives method,
+    peer and error of a call whose caller is not admitted. watch_stream: ends a stream whose caller is not admitted any
+    more, also while it carries nothing.
 
     Raises GanglineError `server.port_in_use`.
     """
@@ -130,7 +134,13 @@ async def serve(
     }
     strangers = StrangerWatch(num_connections)
     interceptor = CallInterceptor(
-        admit, limits, catch_up, is_readmitting=is_readmitting, note_admitted=strangers.note_admitted
+        admit,
+        limits,
+        catch_up,
+        is_readmitting=is_readmitting,
+        note_admitted=strangers.note_admitted,
+        note_refused=note_refused,
+        watch_stream=watch_stream,
     )
     server = grpc.aio.server(interceptors=[interceptor], options=[*merged.items()], maximum_concurrent_rpcs=MAX_CALLS)
     add_services(server)

@@ -14,6 +14,7 @@ from services.gateway.http import (
     access,
     agent,
     artifact,
+    audit,
     cluster,
     experiment,
     fusion,
@@ -49,12 +50,12 @@ _DESCRIBED: Any = {"title": "Gangline", "version": gangline.__version__, "descri
 # In the order in which their routes are tried.
 _PARTS = (
     experiment, table, live, history, queue, agent, cluster, usage, fusion, operation, artifact, project, registry,
-    series, user, session, saved_view, task, quota, access,
+    series, user, session, saved_view, task, quota, access, audit,
 )  # fmt: skip
 
 
 def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
-    app = FastAPI(**_DESCRIBED, docs_url=None, redoc_url=None, openapi_url=None, routes=_routes())
+    app = FastAPI(**_DESCRIBED, docs_url=None, redoc_url=None, openapi_url=None, routes=build_routes())
     app.state.usecases = usecases
     app.state.live = LiveHub()
     app.state.upgrades = Upgrades(usecases, authenticator)
@@ -71,10 +72,10 @@ def build_app(usecases: UseCases, authenticator: Authenticator) -> FastAPI:
 
 def describe_api() -> dict[str, Any]:
     """Returns the API's description as an OpenAPI document, from the routes alone."""
-    return complete(get_openapi(**_DESCRIBED, routes=_routes()), BODY_EXAMPLES)
+    return complete(get_openapi(**_DESCRIBED, routes=build_routes()), BODY_EXAMPLES)
 
 
-def _routes() -> list[BaseRoute]:
+def build_routes() -> list[BaseRoute]:
     # The routes themselves, as their routers built them. `include_router` would build every route once more in each
     # application, at its first request and on the event loop, and would look for the route of a request twice.
     return [route for part in _PARTS for route in part.router.routes]

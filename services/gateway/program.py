@@ -27,12 +27,16 @@ from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
 from services.common.access.call_limit import CallLimits
 from services.common.access.security import load_token
 from services.common.concurrency import cancel, until_available
+from services.common.connection.peer import peer_host
 from services.common.etcd import EtcdClient, HealthWatch
 from services.common.presence import announce
 from services.common.server import Server, serve
 from services.common.setting.settings import ServiceSettings, check_own_storage
 from services.common.telemetry import serve_metrics
 from services.gateway.app import build_app
+from services.gateway.audit.audit_log import AuditLog
+from services.gateway.audit.trail import AuditTrail
+from services.gateway.history.audit_rows import AuditRows, AuditSweep
 from services.gateway.history.database import open_database
 from services.gateway.history.eraser import Eraser
 from services.gateway.history.reader import Reader
@@ -50,6 +54,7 @@ from services.gateway.mirror.mirror import Mirror
 from services.gateway.mirror.notification import NotificationBoard
 from services.gateway.rpc.gateway_service import GatewayService
 from services.gateway.rpc.ingest_service import IngestService
+from services.gateway.rpc.recorded_calls import recorded
 from services.gateway.size_watch import SizeWatch
 from services.gateway.storage.cleanup import Cleanup
 from services.gateway.storage.experiment_cleanup import ExperimentCleanup
@@ -71,6 +76,7 @@ class GatewaySettings(ServiceSettings):
     database_url: str = "sqlite:////var/lib/gangline/gateway.db"
     log_retention_days: int = Field(default=FOR_EVER, ge=FOR_EVER)
     metric_retention_days: int = Field(default=FOR_EVER, ge=FOR_EVER)
+    audit_retention_days: int = Field(default=365, ge=FOR_EVER)  # counts from the record
     # addresses and networks of HTTP proxies whose X-Forwarded-For and X-Forwarded-Proto the gateway believes
     trusted_proxies: tuple[str, ...] = ()
 
@@ -140,6 +146,9 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         parts.push_async_callback(cancel, retiring)
         removal = _start_cleanup(parts, mirror, leader, storage, history)
         authenticator = Authenticator(mirror, token)
+        judging = asyncio.create_task(authenticator.streams.run(), name="admissions")
+        parts.push_async_callback(cancel, judging)
+        trail = AuditTrail(mirror, _start_audit(parts, history.audit, settings.audit_retention_days).add)
         usecases = assemble(
             mirror,
             leader,
@@ -150,6 +159,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
             deletion_problem=removal.problem_of,
             authenticator=authenticator,
             cluster_token=token,
+            trail=trail,
         )
         addresses = await _serve(parts, settings, usecases, authenticator, mirror.catch_up)
         # Undone first, because the servers wait only for a moment for calls that follow something.
@@ -182,6 +192,16 @@ def _start_cleanup(
     return removal
 
 
+def _start_audit(parts: AsyncExitStack, rows: AuditRows, days: int) -> AuditLog:
+    """Starts the tasks of the audit log, which ends after the servers."""
+    audit_log = AuditLog(rows.store)
+    audit_log.start()
+    parts.push_async_callback(audit_log.close)
+    sweeping = asyncio.create_task(AuditSweep(rows, days).run(), name="audit retention")
+    parts.push_async_callback(cancel, sweeping)
+    return audit_log
+
+
 async def _open_database(parts: AsyncExitStack, url: str) -> Engine:
     engine = await until_available(lambda: asyncio.to_thread(open_database, url), "the database")
     parts.callback(engine.dispose)
@@ -198,7 +218,7 @@ def _open_history(
     recorder = UsageRecorder(mirror, engine)
     recorder.start()
     parts.push_async_callback(recorder.stop)
-    return History(reader, writer, Eraser(engine), recorder, news, SavedViewStore(engine), following)
+    return History(reader, writer, Eraser(engine), recorder, news, SavedViewStore(engine), following, AuditRows(engine))
 
 
 async def _serve(
@@ -220,7 +240,7 @@ async def _serve_grpc(
     listen: str, usecases: UseCases, authenticator: Authenticator, catch_up: Callable[[], Awaitable[None]]
 ) -> Server:
     def add_services(server: grpc.aio.Server) -> None:
-        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(GatewayService(usecases), server)
+        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(recorded(GatewayService(usecases), usecases), server)
         ingest_pb2_grpc.add_IngestServiceServicer_to_server(IngestService(usecases), server)
 
     admit = authenticator.authenticate
@@ -234,6 +254,10 @@ async def _serve_grpc(
         flag="--grpc-listen",
         catch_up=catch_up,
         is_readmitting=True,
+        watch_stream=authenticator.watch,
+        note_refused=lambda method, peer, error: usecases.trail.note_refused(
+            "grpc", method.rpartition("/")[2], peer_host(peer), error
+        ),
     )
 
 

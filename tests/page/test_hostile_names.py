@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
+from gangline.domain.audit import AuditRecord
 from gangline.domain.experiment import Checkpoint, Project, Workspace
 from gangline.domain.history import LogLine, MetricsPoint
 from gangline.domain.state import Outcome
@@ -19,6 +20,9 @@ from gangline.protocol import wire
 from services.common import keys
 from services.common.access.security import as_password, hash_token
 from services.common.etcd import Put
+from services.gateway.audit.audit_log import Entry
+from services.gateway.audit.change import write_changes
+from services.gateway.history.audit_rows import AuditRows
 from services.gateway.history.database import open_database
 from services.gateway.history.store import store_batches
 from services.gateway.mirror.ingest_record import IngestBatch, IngestRecord
@@ -32,7 +36,7 @@ HOSTILE = _START + "x" * (5000 - len(_START) - len(" the end")) + " the end"
 KEY = HOSTILE.replace("\x00", "")[:256]
 # Each place with views that show it. A view has to have a part of a hostile text in its content.
 VIEWS = {
-    "lists": ("", "experiments?of=all", "workspaces", "workspaces/2", "projects/2", "users"),
+    "lists": ("", "experiments?of=all", "workspaces", "workspaces/2", "projects/2", "users", "audit?object=hostile"),
     "experiment": tuple(f"experiments/1?tab={tab}" for tab in ("overview", "trials", "curves", "search")),
     "more of it": tuple(f"experiments/1?tab={tab}" for tab in ("config", "checkpoints", "logs", "notes")),
     "trial": tuple(f"trials/1.1?tab={tab}" for tab in ("metrics", "logs", "overview", "checkpoints")),
@@ -101,6 +105,12 @@ def _store_history(folder: Path) -> None:
         )
         records = tuple(IngestRecord(place, 1.7e9 + place, content) for place, content in enumerate(contents, 1))
         store_batches(engine, [IngestBatch(f"{number}.1.1/0", number, f"{number}.1", records)], 1.7e9)
+    changes = write_changes({KEY: HOSTILE, "name": ""}, {KEY: [HOSTILE], "name": HOSTILE})
+    record = AuditRecord(
+        0, 1.7e9, "user", HOSTILE, HOSTILE, HOSTILE, "http", f"experiment.{HOSTILE}", "hostile", HOSTILE, HOSTILE,
+        changes, HOSTILE, HOSTILE,
+    )  # fmt: skip
+    AuditRows(engine).store([Entry("1", record)])
     engine.dispose()
 
 

@@ -57,7 +57,15 @@ def search_id(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> int
     return studies.run_search(cluster, tmp_path_factory.mktemp("keyboard"))
 
 
-@pytest.mark.parametrize("path", ["/experiments/{}", "/experiments/{}?tab=search", "/experiments?filter=id+%3D+{}"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/experiments/{}",
+        "/experiments/{}?tab=search",
+        "/experiments?filter=id+%3D+{}",
+        "/audit?action=experiment.create&object=experiment%2F{}",
+    ],
+)
 def test_tab_reaches_every_control_and_shows_it(page: Page, cluster: Cluster, search_id: int, path: str) -> None:
     page.goto(cluster.http_url + path.format(search_id))
     expect(page.get_by_role("main").get_by_text("search").first).to_be_visible()

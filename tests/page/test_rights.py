@@ -34,6 +34,7 @@ ADDRESSES = {
     "/templates": ["/templates"],
     "/cluster": ["/cluster"],
     "/users": ["/users"],
+    "/audit": ["/audit"],
     "/settings": ["/settings"],
     "/docs": ["/docs"],
 }

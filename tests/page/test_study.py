@@ -283,3 +283,10 @@ def test_a_view_whose_code_never_comes_says_what_to_do(page: Page, cluster: Clus
     page.unroute("**/assets/changes-*.js")
     page.reload()
     expect(page.get_by_role("button", name="Fork")).to_be_visible()
+
+
+def test_a_part_of_a_view_whose_code_did_not_come_says_what_to_do(page: Page, cluster: Cluster, search_id: int) -> None:
+    page.route("**/assets/js-yaml-*.js", lambda route: route.abort("failed"))
+    page.goto(f"{cluster.http_url}/experiments/{search_id}?tab=config")
+    expect(page.get_by_role("alert")).to_contain_text("reload the window")
+    expect(page.get_by_role("button", name="Fork")).to_be_visible()

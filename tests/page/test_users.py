@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect
 
 from gangline.client import Client
+from gangline.domain.state import State
 from tests.page.conftest import PASSWORD
 from tests.support.browser import find_faults, window
 from tests.support.cluster import Cluster
@@ -20,6 +22,15 @@ def user_of(cluster: Cluster, name: str) -> dict[str, object]:
     return found
 
 
+def make_experiment(cluster: Cluster, owner: str, code: Path) -> int:
+    """Makes a paused experiment of a user, and returns its id."""
+    with cluster.connect() as admin:
+        _, secret = admin.create_token("for one experiment", owner)
+    with Client(cluster.login.address, secret) as client:
+        config = "entrypoint: 'true'\nsearcher: {name: single, metric: loss}\n"
+        return client.create_experiment(config, code, is_paused=True).experiment.id
+
+
 def sign_in(page: Page, cluster: Cluster, name: str, password: str) -> None:
     page.goto(cluster.http_url)
     page.get_by_label("User").fill(name)
@@ -27,7 +38,9 @@ def sign_in(page: Page, cluster: Cluster, name: str, password: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_a_user_is_made_gets_a_password_and_is_deactivated(page: Page, browser: Browser, cluster: Cluster) -> None:
+def test_a_user_is_made_gets_a_password_and_is_deactivated(
+    page: Page, browser: Browser, cluster: Cluster, tmp_path: Path
+) -> None:
     page.goto(f"{cluster.http_url}/users")
     page.get_by_role("button", name="New user").click()
     dialog = page.get_by_role("dialog")
@@ -52,13 +65,18 @@ def test_a_user_is_made_gets_a_password_and_is_deactivated(page: Page, browser: 
         expect(own.get_by_role("alert")).to_contain_text("password is wrong")
         sign_in(own, cluster, "bob", "another-password")
         expect(own.get_by_role("heading", name="Home")).to_be_visible()
+        experiment_id = make_experiment(cluster, "bob", tmp_path)
 
         page.get_by_role("button", name="Deactivate: bob").click()
         expect(dialog).to_contain_text("gangline user deactivate bob")
+        dialog.get_by_label("Also kill the user's experiments").check()
+        expect(dialog).to_contain_text("gangline user deactivate bob --kill-experiments")
         assert find_faults(page) == []
         dialog.get_by_role("button", name="Deactivate").click()
         expect(page.get_by_role("row").filter(has_text="bob")).to_contain_text("deactivated")
         assert user_of(cluster, "bob")["is_active"] is False
+        with cluster.connect() as client:
+            assert client.get_experiment(experiment_id).experiment.state is State.TERMINAL
         own.reload()
         expect(own.get_by_role("heading", name="Sign in")).to_be_visible()
 

@@ -11,7 +11,7 @@ from typing import Any
 from gangline.domain.user import hash_password
 from gangline.errors import ErrorKind, GanglineError
 from gangline.protocol import rpc
-from gangline.v1 import access_pb2, quota_pb2, user_pb2
+from gangline.v1 import access_pb2, audit_pb2, quota_pb2, user_pb2
 from tests.support.part_of_gateway import Servicer
 
 PASSWORD = "Password-of-ann-1"
@@ -31,6 +31,8 @@ class StandInUsers(Servicer):
         self.quotas: dict[tuple[str, str], quota_pb2.QuotaView] = {}
         self.group = access_pb2.GroupView(name="team", members=["ann", "bob"], created_at=1.0)
         self.role = access_pb2.RoleView(role=access_pb2.ROLE_EDITOR, group="team", workspace_id=2, workspace="lab")
+        self.audit_records: list[audit_pb2.AuditRecord] = []
+        self.audit_requests: list[audit_pb2.ListAuditRequest] = []
         self.user_changes: list[user_pb2.UserChange] = []
 
     def CreateKey(self, request: Any, context: Any) -> Any:
@@ -50,6 +52,10 @@ class StandInUsers(Servicer):
 
     def GetMe(self, request: Any, context: Any) -> Any:
         return self._answer("GetMe", context, lambda: user_pb2.GetMeResponse(user=self.user))
+
+    def ListAudit(self, request: Any, context: Any) -> Any:
+        self.audit_requests.append(request)
+        return self._answer("ListAudit", context, lambda: audit_pb2.ListAuditResponse(records=self.audit_records))
 
     def ListUsers(self, request: Any, context: Any) -> Any:
         return self._answer("ListUsers", context, lambda: user_pb2.ListUsersResponse(users=[self.user]))

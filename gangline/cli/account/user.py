@@ -106,10 +106,17 @@ def activate(name: UserName, is_json: Json = False) -> None:
 
 
 @app.command()
-def deactivate(name: UserName, is_json: Json = False) -> None:
-    """Refuse all that a user does from now on; for administrators. The user's experiments go on."""
+def deactivate(
+    name: UserName,
+    *,
+    kill_experiments: Annotated[
+        bool, typer.Option("--kill-experiments", help="Also kill the user's experiments and tasks.")
+    ] = False,
+    is_json: Json = False,
+) -> None:
+    """Refuse all that a user does from now on; for administrators. Open streams and connections end too."""
     with connect() as client:
-        _show(client.deactivate_user(name), "deactivated", is_json)
+        _show(client.deactivate_user(name, kill_experiments=kill_experiments), "deactivated", is_json)
 
 
 @app.command("change-password")

@@ -165,7 +165,7 @@ const CHANGES = {
     title: "Deactivate",
     body: { active: false },
     command: "user deactivate",
-    effect: "All that the user does is refused from now on. The user's experiments go on.",
+    effect: "All that the user does is refused from now on. The user's sessions, streams and connections end.",
   },
   grant: {
     title: "Make administrator",
@@ -182,15 +182,27 @@ const CHANGES = {
 } as const;
 
 function ChangeDialog({ user, action, onClose }: { user: User; action: keyof typeof CHANGES; onClose: () => void }) {
+  const [isKilling, setKilling] = useState(false);
   const { title, body, command, effect } = CHANGES[action];
+  const option = isKilling ? " --kill-experiments" : "";
   const change = async () => {
-    await api.patch("/api/v1/users/{user_id}", { parts: { user_id: user.id }, body: { ...body, isHashed: false } });
+    const kill = isKilling ? { killExperiments: true } : {};
+    await api.patch("/api/v1/users/{user_id}", {
+      parts: { user_id: user.id },
+      body: { ...body, ...kill, isHashed: false },
+    });
     say(`${title}: done for ${user.username}`);
   };
   return (
     <Confirm title={`${title}: ${user.username}?`} action={title} onConfirm={change} onClose={onClose}>
       <p>{effect}</p>
-      <Same command={`gangline ${command} ${user.username}`} />
+      {action === "deactivate" ? (
+        <label>
+          <input type="checkbox" checked={isKilling} onChange={(event) => setKilling(event.currentTarget.checked)} />{" "}
+          Also kill the user's experiments and tasks. Otherwise they go on.
+        </label>
+      ) : null}
+      <Same command={`gangline ${command} ${user.username}${option}`} />
     </Confirm>
   );
 }

@@ -3,6 +3,7 @@
 import { type ComponentChildren, h } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import type { Markup } from "../lib/markdown";
+import { partOf } from "../reload";
 import { complain } from "../toast";
 
 type Render = typeof import("../lib/markdown").renderMarkdown;
@@ -10,7 +11,7 @@ type Render = typeof import("../lib/markdown").renderMarkdown;
 export function Markdown({ text }: { text: string }) {
   const [render, setRender] = useState<{ call: Render } | null>(null);
   useEffect(() => {
-    import("../lib/markdown").then(({ renderMarkdown }) => setRender({ call: renderMarkdown }), complain);
+    partOf(() => import("../lib/markdown")).then(({ renderMarkdown }) => setRender({ call: renderMarkdown }), complain);
   }, []);
   return (
     <article class="notes" aria-label="The notes as they are shown">

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import structlog
 from starlette.applications import Starlette
@@ -16,11 +16,13 @@ from starlette.routing import Route
 from gangline.errors import GanglineError, invalid
 from services.common.concurrency import first_of
 from services.common.server import Principal
+from services.gateway.audit.action import RECORDED_OF_DETERMINED
 from services.gateway.determined import agent, checkpoint, experiment, project, retention, task, token, trial, user
 from services.gateway.determined.call import Call, Handler, Lines, OpenCall, OpenRoutes, Routes
 from services.gateway.determined.lacking_call import lacking
 from services.gateway.determined.values import Json
 from services.gateway.http.problem import STATUS_BY_KIND, bug_error, on_disconnect
+from services.gateway.http.route import note_forbidden, open_attempt
 from services.gateway.mirror.access_table import NEED_BY_DETERMINED_ROUTE
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases, UserCases
@@ -44,12 +46,16 @@ def build_determined_app(usecases: UseCases, authenticator: Authenticator) -> St
     """The caller has authenticated each request that needs a session, and put its principal into its state."""
     routes = [
         *(
-            Route(path, _open_endpoint(handler, usecases, authenticator), methods=[method])
+            Route(path, _recorded(_open_endpoint(handler, usecases, authenticator), method, path), methods=[method])
             for table in _OPEN_TABLES
             for method, path, handler in table
         ),
         *(
-            Route(path, _endpoint((method, path), handler, usecases, authenticator), methods=[method])
+            Route(
+                path,
+                _recorded(_endpoint((method, path), handler, usecases, authenticator), method, path),
+                methods=[method],
+            )
             for table in _TABLES
             for method, path, handler in table
         ),
@@ -61,13 +67,32 @@ def build_determined_app(usecases: UseCases, authenticator: Authenticator) -> St
         ClientDisconnect: on_disconnect,
         Exception: _on_bug,
     }
-    return Starlette(routes=routes, exception_handlers=handlers)
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.state.usecases = usecases
+    return app
 
 
 def list_calls() -> list[tuple[str, str]]:
     """Returns method and path of every call, with the names of parameters in braces."""
     tables = (*_OPEN_TABLES, *_TABLES)
     return [*((method, path) for table in tables for method, path, _ in table), ("GET", "/checkpoints/{uuid}")]
+
+
+def _recorded(endpoint: Any, method: str, path: str) -> Any:
+    """Returns an endpoint that leaves the records of the audit log."""
+    action = RECORDED_OF_DETERMINED.get((method, path))
+
+    async def answer(request: Request) -> Response:
+        if action is not None:
+            with open_attempt(request, "determined", action):
+                return cast("Response", await endpoint(request))
+        try:
+            return cast("Response", await endpoint(request))
+        except GanglineError as error:
+            note_forbidden(request, "determined", f"{method} {path}", error)
+            raise
+
+    return answer
 
 
 def _open_endpoint(

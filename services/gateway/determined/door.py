@@ -14,7 +14,7 @@ from gangline.errors import GanglineError
 from services.common.access.security import is_of_determined
 from services.gateway.determined.determined_app import build_determined_app, error_response
 from services.gateway.determined.user import EITHER_ROUTES, OPEN_ROUTES
-from services.gateway.http.admission import check_body, while_admitted
+from services.gateway.http.admission import AdmittedAnswer, check_body, note_refused
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 
@@ -33,6 +33,7 @@ class Door:
         self._app = app
         self._authenticator = authenticator
         self._logins = usecases.open.logins
+        self._trail = usecases.trail
         self._determined = build_determined_app(usecases, authenticator)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,8 +49,8 @@ class Door:
             return
         try:
             if is_session and place not in _OPEN:
-                scope.setdefault("state", {})["principal"] = self._authenticator.identify(token.strip())
-                send = while_admitted(send, self._authenticator, token.strip())
+                state = scope.setdefault("state", {})
+                state["principal"], state["token"] = self._authenticator.identify(token.strip()), token.strip()
                 check_body(scope)
             else:
                 # Little is read of a caller without a session, and nothing once it has tried too many passwords.
@@ -57,6 +58,11 @@ class Door:
                 if place == LOGIN:
                     self._logins.check_address(scope["client"][0] if scope.get("client") else "")
         except GanglineError as error:
+            note_refused(self._trail, "determined", scope, error)
             await error_response(error)(scope, receive, send)
+            return
+        if is_session and place not in _OPEN:
+            with AdmittedAnswer(send, self._authenticator, token.strip()) as admitted:
+                await self._determined(scope, receive, admitted)
             return
         await self._determined(scope, receive, send)

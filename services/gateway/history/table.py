@@ -163,6 +163,39 @@ saved_views = sa.Table(
     sa.Index("saved_views_by_owner", "owner_id", "list_name", "name", unique=True),
 )
 
+# What users and programs have changed or tried to change. It has no secret, and nothing here is erased with an object.
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("id", _Id, primary_key=True, autoincrement=True),
+    # Random, made with the record, so that a batch that is written again adds nothing.
+    sa.Column("record_key", sa.Text, nullable=False),
+    # A digest of what a change has that is sent again; NULL for all but the first record of a change that was done.
+    sa.Column("done_key", sa.Text),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("actor_kind", sa.Text, nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("credential", sa.Text, nullable=False),
+    sa.Column("address", sa.Text, nullable=False),
+    sa.Column("surface", sa.Text, nullable=False),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("object_kind", sa.Text, nullable=False),
+    sa.Column("object_id", sa.Text, nullable=False),
+    sa.Column("workspace", sa.Text, nullable=False),
+    sa.Column("changes_json", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("request_id", sa.Text, nullable=False),
+    sa.Index("audit_by_record_key", "record_key", unique=True),
+    sa.Index("audit_by_done_key", "done_key", unique=True),
+    sa.Index("audit_by_time", "at", "id"),
+    sa.Index("audit_by_actor", "actor", "at", "id"),
+    sa.Index("audit_by_action", "action", "at", "id"),
+    sa.Index("audit_by_object", "object_kind", "object_id", "at", "id"),
+    sa.Index("audit_by_outcome", "outcome", "at", "id"),
+    sa.Index("audit_by_address", "address", "at", "id"),
+    sqlite_autoincrement=True,
+)
+
 
 def storable(text: str) -> str:
     """Returns the text as it is stored: PostgreSQL allows no NUL in a text."""

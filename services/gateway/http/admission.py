@@ -13,6 +13,7 @@ import asyncio
 import base64
 import binascii
 import functools
+from contextlib import ExitStack
 from typing import Annotated
 
 from fastapi import Depends, Header, Request
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gangline.errors import GanglineError, invalid
 from services.common.archive import MAX_ARCHIVE_BYTES, too_large
 from services.common.server import Principal
+from services.gateway.audit.trail import AuditTrail
 from services.gateway.http.browser.cookie_rule import PAGE_HEADER, check_page, session_of
 from services.gateway.http.problem import is_changing, problem_response
 from services.gateway.mirror.auth import Authenticator
@@ -61,9 +63,12 @@ class Admission:
                     return
                 token = self._admit(scope)
             except GanglineError as error:
+                note_refused(self._usecases.trail, "http", scope, error)
                 await _refuse(error, scope)(scope, receive, send)
                 return
-            send = while_admitted(send, self._authenticator, token)
+            with AdmittedAnswer(send, self._authenticator, token) as admitted:
+                await self._app(scope, receive, admitted)
+            return
         await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> str | None:
@@ -83,6 +88,14 @@ class Admission:
         self._usecases.open.logins.check_address(scope["client"][0] if scope.get("client") else "")
 
 
+def note_refused(trail: AuditTrail, surface: str, scope: Scope, error: GanglineError) -> None:
+    """Records a request that was refused before its caller was known. Of its path a record has the beginning, which
+    names the topic; the rest may be anything."""
+    topic = "/".join(scope["path"].split("/")[:4])[:60]
+    address = scope["client"][0] if scope.get("client") else ""
+    trail.note_refused(surface, f"{scope['method'][:10]} {topic}", address, error)
+
+
 def _refuse(error: GanglineError, scope: Scope) -> Response:
     response = problem_response(error, is_change=is_changing(scope["method"]))
     if PAGE_HEADER in Headers(scope=scope) and "www-authenticate" in response.headers:
@@ -91,26 +104,64 @@ def _refuse(error: GanglineError, scope: Scope) -> Response:
     return response
 
 
-def while_admitted(send: Send, authenticator: Authenticator, token: str | None) -> Send:
-    """Returns a `send` that ends an answer in parts when its caller's token ends: the next part is not sent."""
-    is_begun = False
+class AdmittedAnswer:
+    """The context of a request, whose answer in parts ends when its caller's token ends: the next part is not sent, and
+    an answer that waits for its next part is ended within two seconds."""
 
-    async def send_or_end(message: Message) -> None:
-        nonlocal is_begun
-        if message["type"] == "http.response.body":
-            try:
+    def __init__(self, send: Send, authenticator: Authenticator, token: str | None) -> None:
+        self._send = send
+        self._authenticator = authenticator
+        self._token = token
+        self._stack = ExitStack()
+        self._task = asyncio.current_task()
+        self._is_begun = self._is_ended = self._is_left = self._is_cancelled = False
+        self._ending: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Send:
+        return self._pass_on
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        self._is_left = True
+        self._stack.close()
+        if not self._is_cancelled or not isinstance(error, asyncio.CancelledError):
+            return False
+        assert self._task is not None, "a request is served in a task"
+        self._task.uncancel()
+        return True
+
+    async def _pass_on(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._stack.enter_context(self._authenticator.watch(self._token, self._end))
+        elif message["type"] == "http.response.body":
+            if self._is_begun:
+                self._check()
+            elif not message.get("more_body"):
                 # An answer of one part was decided when the request was admitted, and may be what ended the token.
-                if is_begun:
-                    authenticator.identify(token)
-            except GanglineError:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-                # The server tells the sender of the end of the answer, which cancels it.
-                await asyncio.sleep(_END_SECONDS)
-                raise OSError("the answer has ended") from None
-            is_begun = True
-        await send(message)
+                self._stack.close()
+            self._is_begun = True
+        if self._is_ended:
+            # The server tells the sender of the end of the answer, which cancels it.
+            await asyncio.sleep(_END_SECONDS)
+            raise OSError("the answer has ended")
+        await self._send(message)
 
-    return send_or_end
+    def _check(self) -> None:
+        try:
+            self._authenticator.identify(self._token)
+        except GanglineError as error:
+            self._end(error)
+
+    def _end(self, _: GanglineError) -> None:
+        if not self._is_ended:
+            self._is_ended = True
+            self._ending = asyncio.create_task(self._finish())
+
+    async def _finish(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        # A sender that waits for its next part does not hear of the end.
+        if self._task is not None and not self._is_left:
+            self._is_cancelled = True
+            self._task.cancel()
 
 
 def _is_of_page(headers: Headers) -> bool:

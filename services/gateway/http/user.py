@@ -73,6 +73,7 @@ class UserBody(Body, example={"displayName": "Ann"}):
     active: bool | None = None
     password: str | None = None
     is_hashed: bool = False  # whether the password is hashed as Determined's client hashes it
+    kill_experiments: bool | None = None  # with active=false: also kills the user's experiments and tasks
 
 
 class NewTokenBody(Body, example={"description": "nightly", "lifespan": "720h"}):
@@ -130,6 +131,9 @@ async def patch_user(user_id: Int64, body: UserBody, cases: KeyedCases) -> UserA
     name = cases.users.find_by_id(user_id).name
     password = None if body.password is None else _hashed(body.password, is_hashed=body.is_hashed)
     change = UserChange(body.username, body.display_name, body.admin, body.active, password)
+    if body.kill_experiments:
+        view, _ = await cases.deactivations.run(name, change)
+        return UserAnswer(user=User.model_validate(view))
     return UserAnswer(user=User.model_validate(await cases.users.update(name, change)))
 
 

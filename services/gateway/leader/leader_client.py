@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -25,6 +25,7 @@ from gangline.protocol import rpc, wire
 from gangline.v1 import scheduler_pb2_grpc
 from services.common.concurrency import first_of
 from services.common.leader_probe import NOT_LEADER_CODE
+from services.gateway.audit.attempt import Changing
 from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import LEADER_NOTIFICATION, Watched
 
@@ -96,10 +97,15 @@ class Leader:
         Raises GanglineError `request.no_id`, `request.long_id`, and the errors of `call`.
         """
         request.request_id, request.user = request_id_of(caller), caller.name
-        answer = await self.call(choose, request)
-        # An answer without a revision belongs to a change that writes nothing to etcd, such as the order of a trace.
-        await self.settle(getattr(answer, "revision", 0))
+        with self.recording(request) as change:
+            change.answer = answer = await self.call(choose, request)
+            # An answer without a revision belongs to a change that writes nothing to etcd, as the order of a trace.
+            await self.settle(getattr(answer, "revision", 0))
         return answer
+
+    def recording(self, request: Any) -> Changing:
+        """Returns the context in which a change leaves its records of the audit log."""
+        return Changing(self._mirror, request)
 
     async def settle(self, revision: int) -> None:
         """Waits until the mirror shows this revision. The write is done either way, so a delay is no error."""

@@ -34,7 +34,7 @@ class Need(StrEnum):
     ADMIN = "to be an administrator of the cluster"
 
 
-_SERVICE = "/gangline.v1.GatewayService/"
+USER_SERVICE = "/gangline.v1.GatewayService/"
 _GRPC = {
     Need.OPEN: "LogIn",
     Need.USER: """GetMe GetAccess LogOut CreateKey ListUsers UpdateUser ListTokens CreateToken ListGroups ListRoles
@@ -54,7 +54,7 @@ _GRPC = {
         MoveExperiment""",
     Need.MANAGE: "UpdateWorkspace AssignRole",
     Need.OWN: "GetTaskAccess ConnectTask RevokeToken UpdateSavedView DeleteSavedView",
-    Need.ADMIN: "CreateUser UpdateGroup UpdateAgent SetQuota RemoveQuota",
+    Need.ADMIN: "CreateUser UpdateGroup UpdateAgent SetQuota RemoveQuota ListAudit",
 }
 _INGEST = "Ingest FetchCode OfferTunnels Tunnel"
 _API = "/api/v1"
@@ -102,7 +102,7 @@ _HTTP = {
         POST /workspaces/{workspace_id}/archive, POST /workspaces/{workspace_id}/unarchive, PUT /roles""",
     Need.OWN: """GET /tasks/{experiment_id}/access, PATCH /tokens/{token_id}, PATCH /saved-views/{view_id},
         DELETE /saved-views/{view_id}""",
-    Need.ADMIN: """POST /users, POST /groups, PATCH /groups/{name}, DELETE /groups/{name},
+    Need.ADMIN: """GET /audit, GET /audit.csv, POST /users, POST /groups, PATCH /groups/{name}, DELETE /groups/{name},
         PUT /quotas/{kind}/{subject:path}, DELETE /quotas/{kind}/{subject:path},
         POST /agents/{agent_id}/enable, POST /agents/{agent_id}/disable,
         POST /agents/{agent_id}/slots/{slot_id:path}/enable, POST /agents/{agent_id}/slots/{slot_id:path}/disable""",
@@ -152,7 +152,7 @@ def _read_routes(table: Mapping[Need, str]) -> dict[tuple[str, str], Need]:
     return needs
 
 
-NEED_BY_CALL = {_SERVICE + name: need for need, names in _GRPC.items() for name in names.split()}
+NEED_BY_CALL = {USER_SERVICE + name: need for need, names in _GRPC.items() for name in names.split()}
 NEED_BY_CALL |= {f"/gangline.v1.IngestService/{name}": Need.RUNNER for name in _INGEST.split()}
 NEED_BY_ROUTE = _read_routes(_HTTP)
 NEED_BY_DETERMINED_ROUTE = _read_routes(_DETERMINED)

@@ -62,6 +62,17 @@ HUNG_DELETIONS = Gauge(
 )
 USAGE_FAILURES = Counter("gangline_gateway_usage_failures_total", "Times ended allocations could not be stored")
 RETIRED_ROWS = Counter(
-    "gangline_gateway_retired_rows_total", "Rows of logs and metrics that were deleted because of their age", ["kind"]
+    "gangline_gateway_retired_rows_total",
+    "Rows of logs, metrics and the audit log that were deleted because of their age",
+    ["kind"],
 )
 CLEANUP_FAILURES = Counter("gangline_gateway_cleanup_failures_total", "Deletions that have to be tried again")
+AUDIT_RECORDS = Counter("gangline_gateway_audit_records_total", "Records of the audit log that were written")
+AUDIT_DROPPED = Counter(
+    "gangline_gateway_audit_dropped_total", "Records of the audit log for which there was no room, or which SQL refused"
+)
+AUDIT_LEFT_OUT = Counter(
+    "gangline_gateway_audit_left_out_total", "Attempts with unknown tokens beyond the records that an address gets"
+)
+AUDIT_FAILURES = Counter("gangline_gateway_audit_failures_total", "Times the audit log could not be written")
+AUDIT_WAITING = Gauge("gangline_gateway_audit_waiting", "Records of the audit log that wait for the database")

@@ -15,6 +15,7 @@ from gangline.domain.storage.checkpoint_import import ImportedFile
 from gangline.errors import invalid
 from gangline.protocol import wire
 from gangline.v1 import gateway_pb2 as pb
+from services.gateway.audit.attempt import current_attempt
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.rpc import mapping
 from services.gateway.rpc.access_calls import AccessCalls
@@ -40,6 +41,9 @@ class GatewayService(
         first = await anext(aiter(request_iterator), None)
         if first is None:
             raise invalid("code.bad_sha256", "the upload was empty; its first message names the sha256")
+        attempt = current_attempt()
+        if attempt is not None:
+            attempt.name_object("code", first.code_sha256)
         stored = await self._cases(first).code.upload(first.code_sha256, _chunks(first, request_iterator))
         return pb.UploadCodeResponse(code_sha256=stored)
 

@@ -1,4 +1,4 @@
-"""The calls of GatewayService about logins, users and tokens."""
+"""The calls of GatewayService about logins, users and tokens, and about what users did."""
 
 # ruff: noqa: N802  the methods are named by the proto
 
@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from gangline.domain.audit import AuditFilter
 from gangline.domain.user import UserChange
 from gangline.protocol import wire
 from gangline.protocol.rpc import find_token
+from gangline.v1 import audit_pb2
 from gangline.v1 import user_pb2 as pb
 from services.common.connection.peer import peer_host
 from services.gateway.rpc.bound_calls import BoundCalls
@@ -45,7 +47,11 @@ class UserCalls(BoundCalls):
 
     async def UpdateUser(self, request: pb.UpdateUserRequest, context: Context) -> pb.UpdateUserResponse:
         change = wire.from_proto(UserChange, request.change)
-        view = await self._cases(request).users.update(request.name, change)
+        cases = self._cases(request)
+        if request.kill_experiments:
+            view, killed_ids = await cases.deactivations.run(request.name, change)
+            return pb.UpdateUserResponse(user=wire.to_proto(view), killed_experiment_ids=killed_ids)
+        view = await cases.users.update(request.name, change)
         return pb.UpdateUserResponse(user=wire.to_proto(view))
 
     async def ListTokens(self, request: pb.ListTokensRequest, context: Context) -> pb.ListTokensResponse:
@@ -61,3 +67,8 @@ class UserCalls(BoundCalls):
     async def RevokeToken(self, request: pb.RevokeTokenRequest, context: Context) -> pb.RevokeTokenResponse:
         view = await self._cases(request).users.revoke_token(request.token_id)
         return pb.RevokeTokenResponse(token=wire.to_proto(view))
+
+    async def ListAudit(self, request: audit_pb2.ListAuditRequest, context: Context) -> audit_pb2.ListAuditResponse:
+        wanted = wire.from_proto(AuditFilter, request.filter)
+        records, following = await self._cases(request).audit.list(wanted, request.limit, request.before)
+        return audit_pb2.ListAuditResponse(records=[wire.to_proto(record) for record in records], next=following)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 from services.common.etcd import HealthWatch
 from services.common.server import Principal
+from services.gateway.audit.trail import AuditTrail
+from services.gateway.history.audit_rows import AuditRows
 from services.gateway.history.eraser import Eraser
 from services.gateway.history.reader import Reader
 from services.gateway.history.saved_view import SavedViewStore
@@ -29,11 +31,13 @@ from services.gateway.table.row_index import RowIndex
 from services.gateway.table.table import Tables
 from services.gateway.usecase.access import AccessRules
 from services.gateway.usecase.agent import Agents
+from services.gateway.usecase.audit import AuditReads
 from services.gateway.usecase.change import Changes
 from services.gateway.usecase.checkpoint import Checkpoints
 from services.gateway.usecase.checkpoint_import import CheckpointImports
 from services.gateway.usecase.cluster import Clusters
 from services.gateway.usecase.code import Code
+from services.gateway.usecase.deactivation import Deactivations
 from services.gateway.usecase.experiment import Experiments
 from services.gateway.usecase.fusion import FusionRecords
 from services.gateway.usecase.history import HistoryRecords
@@ -77,6 +81,7 @@ class History:
     news: NotificationBoard  # board on which the writer announces an experiment's id when its history has grown
     saved_views: SavedViewStore
     following: Following  # waits for these announcements
+    audit: AuditRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +244,17 @@ class UserCases:
         return AccessRules(self.caller, self._mirror, self._shared.leader)
 
     @property
+    def deactivations(self) -> Deactivations:
+        return Deactivations(self.caller, self._mirror, self._shared.leader, self.users)
+
+    @property
     def saved_views(self) -> SavedViews:
         shared = self._shared
         return SavedViews(self.caller, self._mirror, shared.history.saved_views, shared.authenticator)
+
+    @property
+    def audit(self) -> AuditReads:
+        return AuditReads(self.caller, self._shared.history.audit)
 
     @property
     def tunnels(self) -> Tunnels:
@@ -282,6 +295,7 @@ class OpenCases:
 class UseCases:
     open: OpenCases
     tunnels: TunnelTable  # for the proxies, which check each caller several times
+    trail: AuditTrail  # for the surfaces, which open an attempt for each changing call
     _shared: Shared
 
     def of(self, principal: Principal, request_id: str | None = None) -> UserCases:
@@ -309,6 +323,7 @@ def assemble(
     deletion_problem: Callable[[int], str],
     authenticator: Authenticator,
     cluster_token: str,
+    trail: AuditTrail,
 ) -> UseCases:
     """deletion_problem: returns why the deletion of an experiment waits; "" while it makes progress."""
     pending = Pending(leader)
@@ -335,4 +350,4 @@ def assemble(
     anybody = OpenCases(
         Logins(mirror, authenticator), PublicCluster(mirror, etcd), TaskProofs(mirror, views, task_secrets)
     )
-    return UseCases(anybody, tunnels, shared)
+    return UseCases(anybody, tunnels, trail, shared)

@@ -102,11 +102,12 @@ class Experiments:
             paused=is_paused,
             forked_from=forked_from,
         )
-        try:
-            answer = await self._submitter.submit(request)
-        except GanglineError as error:
-            error.request_id = request_id
-            raise
+        with self._leader.recording(request) as change:
+            try:
+                change.answer = answer = await self._submitter.submit(request)
+            except GanglineError as error:
+                error.request_id = request_id
+                raise
         await self._leader.settle(answer.revision)
         return read_experiment(answer.experiment), list(answer.warnings)
 

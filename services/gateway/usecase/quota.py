@@ -22,6 +22,7 @@ from gangline.domain.quota import (
 from gangline.protocol import wire
 from gangline.v1 import quota_pb2
 from services.common import keys
+from services.gateway.audit.attempt import current_attempt
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
@@ -52,6 +53,7 @@ class Quotas:
 
     async def set(self, kind: str, name: str, change: QuotaChange) -> QuotaView:
         """Sets limits. Raises GanglineError `auth.not_admin`, `quota.*`, `user.not_found`, `workspace.not_found`."""
+        _name_object(kind, name)
         self._caller.check_admin("set quotas")
         check_quota_kind(kind)
         check_quota_change(change)
@@ -65,6 +67,7 @@ class Quotas:
     async def remove(self, kind: str, name: str) -> None:
         """Removes both limits. Raises GanglineError `auth.not_admin`, `quota.kind`, `user.not_found`,
         `workspace.not_found`."""
+        _name_object(kind, name)
         self._caller.check_admin("remove quotas")
         check_quota_kind(kind)
         request = quota_pb2.SchedulerServiceRemoveQuotaRequest(kind=kind, name=name, is_admin=self._caller.is_admin)
@@ -118,3 +121,10 @@ class Quotas:
         if workspace is None and workspace_id == DEFAULT_WORKSPACE.id:
             workspace = DEFAULT_WORKSPACE
         return workspace.name if workspace is not None else subject.key
+
+
+def _name_object(kind: str, name: str) -> None:
+    """Names the quota for the record of a call that is refused before it reaches the leader."""
+    attempt = current_attempt()
+    if attempt is not None:
+        attempt.name_object("quota", f"{kind}/{name}")

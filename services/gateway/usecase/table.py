@@ -13,6 +13,7 @@ from gangline.domain.experiment import TextChange
 from gangline.domain.state import ExperimentAction
 from gangline.errors import ErrorKind, GanglineError, invalid
 from services.common import keys
+from services.gateway.audit.attempt import current_attempt
 from services.gateway.mirror.caller import MAX_REQUEST_ID, Caller
 from services.gateway.mirror.mirror import Watched
 from services.gateway.mirror.sight import sight_of
@@ -118,6 +119,12 @@ class BulkResult:
     next_after_id: int | None  # after_id of the next call; None if this was the last one
 
 
+# As the changes themselves are called in the audit log.
+_AUDIT_ACTIONS = {action: f"experiment.{action.lower()}" for action in BulkAction} | {
+    BulkAction.LABEL: "experiment.edit"
+}
+
+
 class ChangingCases(Protocol):
     """The use cases of one change."""
 
@@ -162,6 +169,9 @@ class Bulk:
             async with places:
                 return await self._change(experiment_id, order)
 
+        attempt = current_attempt()
+        if attempt is not None and not part:
+            attempt.leaves_none = True
         items = await asyncio.gather(*map(change, part))
         is_cut = len(part) < len(left) and not order.is_dry_run
         return BulkResult(len(ids), sum(map(self._owns, ids)), tuple(items), part[-1] if is_cut else None)
@@ -183,6 +193,9 @@ class Bulk:
         try:
             await _act(cases, experiment_id, order)
         except GanglineError as error:
+            attempt = current_attempt()
+            if attempt is not None:
+                attempt.refuse(_AUDIT_ACTIONS[order.action], "experiment", str(experiment_id), error)
             return BulkItem(experiment_id, error)
         return BulkItem(experiment_id)
 

@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 from gangline.cli.main import assemble
 from gangline.client.transfer.packing import pack_nothing
 from gangline.errors import conflict
+from gangline.v1 import audit_pb2, ingest_pb2, project_pb2, quota_pb2, registry_pb2, types_pb2
 from gangline.v1 import gateway_pb2 as pb
-from gangline.v1 import ingest_pb2, project_pb2, quota_pb2, registry_pb2, types_pb2
 from tests.integration.cli.conftest import Cli
 from tests.support.stand_in_gateway import StandInGateway
 from tests.support.view import make_agent_view, make_allocation, make_experiment, make_log, make_trial
@@ -94,7 +94,7 @@ _COMMANDS = {
     "group create": ("team", "ann"), "group delete": ("team",), "group add": ("team", "ann"), "group list": (),
     "group remove": ("team", "ann"), "group show": ("team",), "role list": (),
     "role assign": ("editor", "--group", "team"), "role remove": ("--group", "team"),
-    "token create": (), "token list": (), "token revoke": ("3",),
+    "audit": (), "token create": (), "token list": (), "token revoke": ("3",),
 }  # fmt: skip
 
 
@@ -141,6 +141,13 @@ _REPORT = types_pb2.ExitReport(
 )
 
 
+_AUDIT = audit_pb2.AuditRecord(
+    id=1, at=1.0, actor_kind="user", actor="ann", credential="token 1", address="10.0.0.1", surface="grpc",
+    action="workspace.create", object_kind="workspace", object_id="2", workspace="lab", outcome="done",
+    request_id="r1", changes_json=json.dumps({"name": {"old": f"x{_EVIL}", "new": f"y{_EVIL}"}}),
+)  # fmt: skip
+
+
 def _trial() -> types_pb2.Trial:
     values = json.dumps({f"lr{_EVIL}": f"x{_EVIL}"})
     return make_trial(
@@ -170,6 +177,7 @@ def _fill(gateway: StandInGateway) -> None:
     gateway.views[1] = [
         pb.ExperimentView(experiment=experiment, reason=reason, trials=[pb.TrialView(trial=_trial(), validation=point)])
     ]
+    gateway.audit_records = [_AUDIT]
     gateway.tasks = [
         pb.Task(trial=make_trial(), experiment_name="digits", allocation=make_allocation(("a1", 2))),
         pb.Task(trial=waiting, experiment_name="digits", request=request, reason=reason, queue_place=1),
@@ -194,7 +202,7 @@ def _fill(gateway: StandInGateway) -> None:
         gateway.views[1], gateway.tasks, gateway.logs, gateway.metrics, gateway.agents, gateway.fusion,
         gateway.workspaces, gateway.projects, gateway.templates, [gateway.inheritance],
         gateway.models, gateway.versions,
-        [gateway.user, gateway.token],
+        [gateway.user, gateway.token, *gateway.audit_records],
     ]  # fmt: skip
     for messages in lists:
         for message in messages:

@@ -20,8 +20,8 @@ from gangline.domain.allocation import Allocation, Member
 from gangline.domain.resource import Agent, ServiceInstance
 from gangline.domain.state import State
 from gangline.protocol import rpc, wire
+from gangline.v1 import audit_pb2, ingest_pb2, user_pb2
 from gangline.v1 import gateway_pb2 as pb
-from gangline.v1 import ingest_pb2, user_pb2
 from services.common import keys
 from services.common.access.security import allocation_token, as_password
 from services.common.etcd import EtcdClient, Put
@@ -39,6 +39,7 @@ ADMIN_CALLS = {
     "CreateUser": user_pb2.CreateUserRequest(request_id="r", change=user_pb2.UserChange(name="eve")),
     "UpdateUser": user_pb2.UpdateUserRequest(request_id="r", name="bob", change=user_pb2.UserChange(password="")),
     "ListTokens": user_pb2.ListTokensRequest(user_name="bob"),
+    "ListAudit": audit_pb2.ListAuditRequest(),
     "CreateToken": user_pb2.CreateTokenRequest(request_id="r", user_name="bob"),
 }
 ADMIN_ROUTES: list[tuple[str, str, dict[str, Any] | None]] = [
@@ -46,6 +47,8 @@ ADMIN_ROUTES: list[tuple[str, str, dict[str, Any] | None]] = [
     ("PATCH", "/api/v1/users/2", {"displayName": "x"}),
     ("GET", "/api/v1/tokens?username=bob", None),
     ("POST", "/api/v1/tokens", {"userId": 2}),
+    ("GET", "/api/v1/audit", None),
+    ("GET", "/api/v1/audit.csv", None),
 ]
 
 

@@ -23,7 +23,7 @@ from gangline.v1 import access_pb2, gateway_pb2, ingest_pb2, project_pb2, quota_
 from services.common import keys
 from services.common.etcd import EtcdClient, EtcdSettings, Put
 from services.gateway import app
-from services.gateway.app import _routes, describe_api
+from services.gateway.app import build_routes, describe_api
 from services.gateway.determined.determined_app import list_calls
 from services.gateway.http.route import Route
 from services.gateway.mirror.access_table import NEED_BY_CALL, NEED_BY_DETERMINED_ROUTE, NEED_BY_ROUTE, Need
@@ -109,7 +109,7 @@ async def open_cluster(tmp_path: Path, etcd: EtcdClient, etcd_settings: EtcdSett
 
 def test_every_served_call_has_an_entry_and_no_entry_is_left_over() -> None:
     assert METHODS.keys() == NEED_BY_CALL.keys()
-    routes = _routes()
+    routes = build_routes()
     assert {type(route) for route in routes} == {Route}
     assert {(method, route.path) for route in routes for method in route.methods or ()} == NEED_BY_ROUTE.keys()  # type: ignore[attr-defined]  # all are routes of FastAPI
     assert set(list_calls()) == NEED_BY_DETERMINED_ROUTE.keys()
@@ -641,7 +641,7 @@ async def test_a_call_that_the_table_lacks_is_refused_when_it_is_made(
     monkeypatch.delitem(NEED_BY_CALL, "/gangline.v1.GatewayService/ListExperiments")
     # A route of HTTP looks for its entry when it is made, which is when its module is loaded.
     forgotten = Route("/api/v1/forgotten", lambda: {}, methods=["GET"])
-    monkeypatch.setattr(app, "_routes", lambda: [*_routes(), forgotten])
+    monkeypatch.setattr(app, "build_routes", lambda: [*build_routes(), forgotten])
     monkeypatch.delitem(NEED_BY_DETERMINED_ROUTE, ("GET", "/api/v1/experiments"))
     async with open_world(tmp_path, etcd, etcd_settings) as addresses:
         boss = Client(addresses.grpc, addresses.http, token_of("boss"))

@@ -23,7 +23,9 @@ from services.gateway.usecase.bundle import OpenCases, RunnerCases, Shared, UseC
 ALICE, ADMIN = Principal("user", "alice"), Principal("user", "admin", is_admin=True)
 CLUSTER = Principal("cluster", "cluster", is_admin=True)
 RUNNER, AGENT, ANYBODY = Principal("allocation", "1.1.2"), Principal("agent", "a1"), Principal("anonymous", "")
-USECASES = UseCases(cast("OpenCases", None), cast("Any", None), cast("Shared", SimpleNamespace(mirror=None)))
+USECASES = UseCases(
+    cast("OpenCases", None), cast("Any", None), cast("Any", None), cast("Shared", SimpleNamespace(mirror=None))
+)
 
 
 @pytest.mark.parametrize("principal", [ALICE, ADMIN, CLUSTER])

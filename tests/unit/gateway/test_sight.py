@@ -241,9 +241,11 @@ def test_every_use_case_of_a_user_has_what_the_caller_sees_in_place_of_the_whole
     """A new use case that takes the mirror itself would show everything to all."""
     whole = StandInMirror()
     parts: dict[str, Any] = {field.name: SimpleNamespace() for field in fields(Shared)}
-    parts["history"] = SimpleNamespace(reader=None, following=None, usage_recorder=None, saved_views=None)
+    parts["history"] = SimpleNamespace(reader=None, following=None, usage_recorder=None, saved_views=None, audit=None)
     views = Views(whole, cast("Any", None), cast("Any", None))
-    cases = UseCases(cast("Any", None), cast("Any", None), Shared(**{**parts, "mirror": whole, "views": views})).of(ANN)
+    cases = UseCases(
+        cast("Any", None), cast("Any", None), cast("Any", None), Shared(**{**parts, "mirror": whole, "views": views})
+    ).of(ANN)
     names = [name for name, member in vars(UserCases).items() if isinstance(member, property)]
     assert len(names) > 15
     with_whole = {
@@ -310,10 +312,10 @@ async def test_a_list_of_10000_costs_about_as_much_with_hiding_as_without(large:
     """The one who sees half of 20,000 waits no longer than the one who sees all, apart from a factor for the checks."""
     views = Views(large, cast("Any", None), cast("Any", None))
     parts: dict[str, Any] = {field.name: SimpleNamespace() for field in fields(Shared)}
-    parts["history"] = SimpleNamespace(reader=None, following=None, usage_recorder=None, saved_views=None)
+    parts["history"] = SimpleNamespace(reader=None, following=None, usage_recorder=None, saved_views=None, audit=None)
     tables = Tables(RowIndex(large), lambda: large.state.revision, lambda: 1.8e9)
     shared = Shared(**{**parts, "mirror": large, "views": views, "tables": tables})
-    usecases = UseCases(cast("Any", None), cast("Any", None), shared)
+    usecases = UseCases(cast("Any", None), cast("Any", None), cast("Any", None), shared)
 
     async def experiments(cases: UserCases) -> int:
         return cases.experiments.list(limit=10)[1]

@@ -17,6 +17,7 @@ from gangline.domain.user import User
 from services.common import keys
 from services.common.access.security import hash_token
 from services.common.server import Principal
+from services.gateway.audit.trail import AuditTrail
 from services.gateway.history.reader import Reader
 from services.gateway.http.tunnel.upgrade import Upgrades
 from services.gateway.mirror.auth import Authenticator
@@ -87,7 +88,8 @@ async def bench() -> AsyncIterator[Bench]:
     shared: Any = SimpleNamespace(mirror=mirror, views=views, tunnels=table, task_secrets=secrets)
     proofs = TaskProofs(mirror, views, secrets)
     cluster = cast("Any", SimpleNamespace(identify=lambda: "5b3f"))
-    usecases = UseCases(OpenCases(nothing, cluster, proofs), table, cast("Shared", shared))
+    trail = AuditTrail(mirror, lambda _: None)
+    usecases = UseCases(OpenCases(nothing, cluster, proofs), table, trail, cast("Shared", shared))
     bench = Bench(mirror, usecases, Upgrades(usecases, Authenticator(mirror, CLUSTER)))
     yield bench
     await bench.upgrades.close()

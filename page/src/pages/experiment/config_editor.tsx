@@ -6,6 +6,7 @@ import { ApiError, api, type Schemas } from "../../api/client";
 import { forFork, withOverrides } from "../../lib/overrides";
 import { count } from "../../lib/text";
 import { Command, Dialog } from "../../parts/basic";
+import { partOf } from "../../reload";
 import { go } from "../../router";
 import { complain, say } from "../../toast";
 import { useYaml } from "./config_tab";
@@ -108,7 +109,7 @@ function startOf(config: Mapping): Mapping {
 }
 
 async function parse(text: string): Promise<Mapping> {
-  const { load } = await import("js-yaml");
+  const { load } = await partOf(() => import("js-yaml"));
   const value = load(text);
   if (typeof value !== "object" || value === null || Array.isArray(value)) {
     throw new Error("write a line for each key, such as searcher.max_length.batches: 200");

@@ -2,6 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 import { Command, CopyButton, Loading } from "../../parts/basic";
+import { partOf } from "../../reload";
 import { complain } from "../../toast";
 import type { Study } from "./study";
 
@@ -9,10 +10,7 @@ import type { Study } from "./study";
 export function useYaml(value: unknown): string | null {
   const [text, setText] = useState<string | null>(null);
   useEffect(() => {
-    import("js-yaml").then(
-      ({ dump }) => setText(dump(value)),
-      (failure) => complain(failure),
-    );
+    partOf(() => import("js-yaml")).then(({ dump }) => setText(dump(value)), complain);
   }, [value]);
   return text;
 }

@@ -97,7 +97,8 @@ class Proxy:
         if 0 < seconds_left < PROXY_SECONDS * proxy_rule.RENEWAL_SHARE:
             fresh = tunnels.browser_token(target.experiment_id)
             cookie = self._cookie(fresh, target, scope)
-        with await self._usecases.tunnels.open(experiment) as opened:
+        opening = await self._usecases.tunnels.open(experiment)
+        with opening as opened, self._authenticator.streams.watched(admit, lambda _: opened.close()):
             tunnel = AdmittedTunnel(opened, admit)
             connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
             exchange = _Exchange(scope, tunnel, target, experiment, cookie, connection)

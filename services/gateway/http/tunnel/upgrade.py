@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import h11
+from starlette.datastructures import Headers
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Ping, Request, TextMessage
 from wsproto.utilities import ProtocolError
@@ -20,6 +22,8 @@ from gangline.domain.experiment import Experiment
 from gangline.domain.state import TaskKind
 from gangline.errors import ErrorKind, GanglineError, not_found
 from services.common.concurrency import first_of
+from services.common.server import Principal
+from services.gateway.audit.action import CONNECT
 from services.gateway.http.problem import STATUS_BY_KIND
 from services.gateway.http.tunnel import proxy_rule
 from services.gateway.http.tunnel.proxy import authenticate
@@ -68,8 +72,10 @@ class Upgrades:
             if target is None:
                 raise not_found("task.not_found", "this address names no task")
             experiment = self._admit(scope, target)
-            with await self._usecases.tunnels.open(experiment) as opened:
-                tunnel = AdmittedTunnel(opened, lambda: self._admit(scope, target))
+            opening, admit = await self._usecases.tunnels.open(experiment), partial(self._admit, scope, target)
+            with opening as opened, self._authenticator.streams.watched(admit, lambda _: opened.close()):
+                tunnel = AdmittedTunnel(opened, admit)
+                self._note_connection(scope, target)
                 if experiment.task_kind is TaskKind.SHELL:
                     await _serve_bytes(reader, writer, tunnel, head)
                 else:
@@ -80,6 +86,18 @@ class Upgrades:
             pass
         finally:
             writer.close()
+
+    def _note_connection(self, scope: dict[str, Any], target: proxy_rule.ProxyTarget) -> None:
+        """Leaves a record of the audit log. The code of a shell names no user, so its caller is its owner at most."""
+        address = scope["client"][0] if scope.get("client") else ""
+        source = {"experiment_id": target.experiment_id}
+        principal, token = Principal(kind="anonymous", name=""), None
+        proofs = self._usecases.open.task_proofs
+        if not target.code or proofs.find_by_code(target.experiment_id, target.code) is None:
+            principal, _ = authenticate(self._usecases, self._authenticator, scope, target)
+            _, _, token = Headers(raw=list(scope["headers"])).get("authorization", "").partition(" ")
+        attempt = self._usecases.trail.attempt("http", CONNECT, principal, token, address, source=source)
+        attempt.finish(None)
 
     def _admit(self, scope: dict[str, Any], target: proxy_rule.ProxyTarget) -> Experiment:
         """Returns the task. Determined's client sends no token to a shell: the code in the shell's id, which only its

@@ -15,6 +15,7 @@ from services.common import keys
 from services.common.access.password import UNKNOWN, is_password
 from services.common.access.security import hash_token, is_same_token
 from services.common.server import Principal
+from services.gateway.audit.attempt import current_attempt
 from services.gateway.mirror.auth import Authenticator, principal_of
 from services.gateway.mirror.mirror import Watched
 from services.gateway.usecase.open.login_limit import LoginLimit
@@ -50,6 +51,10 @@ class Logins:
         self._limit.check(peer, name, now)
         self._limit.begin(peer, name, now)
         user = self._mirror.state.users.find(keys.user(name))
+        attempt = current_attempt()
+        # A name that no user has may be a password that was typed in its place.
+        if attempt is not None and user is not None:
+            attempt.name_object("user", user.name)
         if not await self._is_right(user, password) or user is None:
             log.info("a login was refused", name=name[:64], peer=peer)
             raise GanglineError(
@@ -65,16 +70,22 @@ class Logins:
                 "auth.inactive", f"user {user.name} is deactivated; ask an administrator", ErrorKind.FORBIDDEN
             )
         token, ends_at = self._authenticator.open_session(user, is_determined=is_determined)
+        if attempt is not None:
+            attempt.log_in(user.name)
         return Session(token, float(ends_at), view_user(user))
 
     def identify_key(self, key: str, peer: str) -> Principal:
         """Returns the user of a one-time key that was not used. A wrong one counts as a wrong password of this address.
         peer: the address of the caller. Raises GanglineError `auth.key`, `auth.inactive`."""
         try:
-            return principal_of(self._authenticator.check_key(key)[0])
+            principal = principal_of(self._authenticator.check_key(key)[0])
         except GanglineError:
             self.fail_address(peer)
             raise
+        attempt = current_attempt()
+        if attempt is not None:
+            attempt.log_in(principal.name)
+        return principal
 
     async def _is_right(self, user: User | None, password: str) -> bool:
         """Compares a password. It takes as long for a name without a user."""
