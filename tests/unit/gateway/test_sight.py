@@ -243,7 +243,8 @@ def test_every_use_case_of_a_user_has_what_the_caller_sees_in_place_of_the_whole
     parts: dict[str, Any] = {field.name: SimpleNamespace() for field in fields(Shared)}
     parts["history"] = SimpleNamespace(reader=None, following=None, usage_recorder=None, saved_views=None, audit=None)
     views = Views(whole, cast("Any", None), cast("Any", None))
-    cases = UseCases(
+    nothing, shared = cast("Any", None), Shared(**{**parts, "mirror": whole, "views": views})
+    cases = UseCases(nothing, nothing, nothing, shared).of(ANN)
         cast("Any", None), cast("Any", None), cast("Any", None), Shared(**{**parts, "mirror": whole, "views": views})
     ).of(ANN)
     names = [name for name, member in vars(UserCases).items() if isinstance(member, property)]
