@@ -245,8 +245,6 @@ def test_every_use_case_of_a_user_has_what_the_caller_sees_in_place_of_the_whole
     views = Views(whole, cast("Any", None), cast("Any", None))
     nothing, shared = cast("Any", None), Shared(**{**parts, "mirror": whole, "views": views})
     cases = UseCases(nothing, nothing, nothing, shared).of(ANN)
-        cast("Any", None), cast("Any", None), cast("Any", None), Shared(**{**parts, "mirror": whole, "views": views})
-    ).of(ANN)
     names = [name for name, member in vars(UserCases).items() if isinstance(member, property)]
     assert len(names) > 15
     with_whole = {
