@@ -27,7 +27,7 @@ def recorded(service: GatewayService, usecases: UseCases) -> GatewayService:
     trail = usecases.trail
     for method in gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].methods:
         inner, action = getattr(service, method.name), RECORDED_CALLS.get(method.name)
-        check = _checking_stream if method.server_streaming else _checking
+        check: Any = _checking_stream if method.server_streaming else _checking
         inner = check(inner, USER_SERVICE + method.name, usecases)
         if action == CONNECT:
             call: Any = _connecting(inner, action, trail)
