@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from gangline.domain.peer_name import GATEWAY, SCHEDULER
+from gangline.errors import GanglineError
 from gangline.v1 import runner_pb2
 from services.common.state_folder import SharedFolder
 from services.trial_runner.announcement import Announcement
@@ -42,6 +44,7 @@ class AttemptParts:
         self, folder: SharedFolder, spec: runner_pb2.RunnerSpec, rank_forkserver: str, forked: NurseryProcess | None
     ) -> None:
         """forked: a nursery for ranks that need no warm process. Raises OSError."""
+        _check_tls(folder, spec)
         self.spec = spec
         self.folder = folder
         self.place = place = find_place(spec)
@@ -65,7 +68,12 @@ class AttemptParts:
         )
         reporter = self.delivery.reporter
         self.lease = AttemptLease(
-            spec, place.agent_id, on_over=events.on_over, on_stop=events.on_stop_order, on_cut=events.on_cut
+            spec,
+            place.agent_id,
+            on_over=events.on_over,
+            on_stop=events.on_stop_order,
+            on_cut=events.on_cut,
+            dialer=folder.state.dialer(SCHEDULER),
         )
         self.running = RunningReport(spec, place.agent_id, folder, reporter)
         self.announcement = Announcement(self.running, reporter, recorder, self.lease, events.pids)
@@ -89,8 +97,8 @@ class AttemptParts:
         self.messages = RankMessages(
             link,
             Relay(spec.trial, recorder, reporter, self.running.on_first_step),
-            FusionRelay(spec, reporter, link.send),
-            TrialFacts(spec, reporter, recorder, link.send),
+            FusionRelay(spec, folder.state, reporter, link.send),
+            TrialFacts(spec, folder.state, reporter, recorder, link.send),
             self.output,
             self.running,
             self.announcement,
@@ -102,3 +110,14 @@ class AttemptParts:
             spec, place, folder, self.beats.paths, self.confinement, rank_forkserver, self.gang, recorder.note, forked
         )
         self.last_report = LastReport(folder, self.messages.relay, reporter, self.lease)
+
+
+def _check_tls(folder: SharedFolder, spec: runner_pb2.RunnerSpec) -> None:
+    """Reads the files of TLS once, before threads use them. Raises OSError if they cannot be used."""
+    try:
+        is_secure = [folder.state.dialer(role).is_secure for role in (SCHEDULER, GATEWAY)]
+        if all(is_secure) and spec.gateway_http_address:
+            # For the programs of the trial. The cluster's services talk by TLS, or none of them does.
+            spec.gateway_http_address = f"https://{spec.gateway_http_address}"
+    except GanglineError as error:
+        raise OSError(error.message) from error

@@ -135,7 +135,7 @@ class Preparation:
             self.rendezvous_at = time.time()
             return Network((LOOPBACK,), 0)
         rendezvous = Rendezvous(
-            route_to_leader(self.spec.scheduler_addresses),
+            route_to_leader(self.spec.scheduler_addresses, self.folder.state),
             self.spec.token,
             runner_pb2.GangHello(
                 allocation_id=self.spec.allocation.id,

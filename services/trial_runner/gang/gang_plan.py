@@ -264,7 +264,8 @@ def _determined_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Ne
         "DET_SLOT_TYPE": "cuda" if _is_gpu(spec) else "cpu",
     }
     if spec.gateway_http_address:
-        variables["DET_MASTER"] = f"http://{spec.gateway_http_address}"
+        address = spec.gateway_http_address
+        variables["DET_MASTER"] = address if "://" in address else f"http://{address}"
     if spec.HasField("latest_checkpoint"):
         variables["DET_LATEST_CHECKPOINT"] = spec.latest_checkpoint.id
     return variables

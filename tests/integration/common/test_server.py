@@ -24,7 +24,8 @@ from services.common import server as server_module
 from services.common.access.call_limit import CallLimits
 from services.common.connection import stranger_watch
 from services.common.server import Principal, Server, ServerTls, current_principal, serve
-from tests.support.certificate import Authority
+from services.common.tls.identity import TlsIdentity
+from tests.support.tls import files_of, make_certificates
 
 
 class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -165,12 +166,12 @@ async def test_a_malformed_address_is_refused(listen: str) -> None:
     assert caught.value.code == "server.bad_address"
 
 
-async def test_tls_asks_for_a_client_certificate(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    pair, client = authority.issue("server"), authority.issue("client")
-    ca = authority.ca_file.read_bytes()
-    with_certificate = grpc.ssl_channel_credentials(ca, client.key_file.read_bytes(), client.cert_file.read_bytes())
-    async with serving(ServerTls(pair.cert_file, pair.key_file, authority.ca_file)) as server:
+async def test_only_clients_with_a_certificate_may_connect(tmp_path: Path) -> None:
+    folder = make_certificates(tmp_path, "a1")
+    ca, certificate, key = (path.read_bytes() for path in files_of(folder, "agent-a1").paths)
+    identity = TlsIdentity(files_of(folder, "scheduler"), "scheduler")
+    with_certificate = grpc.ssl_channel_credentials(ca, key, certificate)
+    async with serving(ServerTls(identity, asks_for_certificate=True)) as server:
         assert await _submit_over_tls(server, with_certificate) == "ann"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await _submit_over_tls(server, grpc.ssl_channel_credentials(ca))
