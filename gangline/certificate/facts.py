@@ -20,7 +20,7 @@ E = TypeVar("E", bound=x509.ExtensionType)
 
 @dataclass(frozen=True, slots=True)
 class CertificateFacts:
-    """Describes one certificate. begins_at, ends_at: Unix seconds."""
+    """Describes one certificate."""
 
     subject: str
     issuer: str
@@ -28,7 +28,7 @@ class CertificateFacts:
     is_authority: bool
     peers: tuple[PeerName, ...]  # names of the cluster's programs
     hosts: tuple[str, ...]  # host names and IP addresses
-    begins_at: float
+    begins_at: float  # Unix seconds, as the next
     ends_at: float
     fingerprint: str  # identifies the certificate among those of an authority's bundle
     issuer_key: str  # identifies the key of the signer; empty where the certificate does not say it

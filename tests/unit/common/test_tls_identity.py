@@ -192,15 +192,19 @@ def test_runners_find_the_files_of_their_agent(
     monkeypatch.setattr(dialer_module, "_LOOK_SECONDS", 0.0)
     state = StateFolder(tmp_path)
     dialer = state.dialer(SCHEDULER)
-    assert not dialer.is_secure
+
+    def is_secure() -> bool:
+        return dialer.is_secure
+
+    assert not is_secure()
     state.write_tls(files_of(folder, "agent-a1"), "lab")
     # A runner that began before TLS was on connects by it from then on.
-    assert dialer.is_secure
+    assert is_secure()
     assert (tmp_path / "tls.json").stat().st_mode & 0o077 == 0
     (tmp_path / "tls.json").write_text("{")
-    assert dialer.is_secure
+    assert is_secure()
     state.write_tls(None, "")
-    assert not dialer.is_secure
+    assert not is_secure()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
