@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def read(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
+def read(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     assert run(["certs", *words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     return {str(Path(row["path"]).name): row for row in answer} if isinstance(answer, list) else answer
