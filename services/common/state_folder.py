@@ -144,6 +144,11 @@ class StateFolder:
             return
         write_atomic(self._tls_path, json.dumps({**asdict(files), "cluster": cluster}), mode=0o600, is_durable=True)
 
+    def load_tls(self) -> tuple[TlsFiles, str] | None:
+        """Returns the files of TLS and the cluster's name; None without TLS. Raises GanglineError
+        `tls.unreadable_file`."""
+        return _load_tls(self._tls_path)
+
     def dialer(self, role: str) -> Dialer:
         """Returns what opens channels to the services of a role. A runner that lives while an agent turns TLS on or off
         connects in the new way from then on."""
@@ -416,11 +421,16 @@ def _dialer(path: Path, role: str) -> Dialer:
 
 
 def _find_target(path: Path, role: str) -> TlsTarget | None:
+    named = _load_tls(path)
+    return None if named is None else TlsTarget(named[0], str(PeerName(role, named[1])))
+
+
+def _load_tls(path: Path) -> tuple[TlsFiles, str] | None:
     """Returns None without TLS. Raises GanglineError `tls.unreadable_file`, but not for a file that is not there."""
     try:
         content = json.loads(path.read_text())
-        name = PeerName(role, content.pop("cluster"))
-        return TlsTarget(TlsFiles(**content), str(name))
+        cluster = str(content.pop("cluster"))
+        return TlsFiles(**content), cluster
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as failure:

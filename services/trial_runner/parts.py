@@ -21,7 +21,8 @@ from services.trial_runner.delivery.running_report import RunningReport
 from services.trial_runner.delivery.spool_folder import SpoolFolder
 from services.trial_runner.fusion_records import FusionRelay
 from services.trial_runner.gang.gang_links import GangLinks
-from services.trial_runner.gang.gang_plan import find_place, settled_of
+from services.trial_runner.gang.gang_plan import Place, find_place, settled_of
+from services.trial_runner.gang.link_tls import LinkTls
 from services.trial_runner.hang_end import HangEnd
 from services.trial_runner.last_report import LastReport
 from services.trial_runner.output import Output
@@ -44,10 +45,10 @@ class AttemptParts:
         self, folder: SharedFolder, spec: runner_pb2.RunnerSpec, rank_forkserver: str, forked: NurseryProcess | None
     ) -> None:
         """forked: a nursery for ranks that need no warm process. Raises OSError."""
-        _check_tls(folder, spec)
         self.spec = spec
         self.folder = folder
         self.place = place = find_place(spec)
+        link_tls = _load_tls(folder, spec, place)
         settled = settled_of(spec)
         grace_seconds = float(settled.preemption_timeout)
         link = RankLinkServer(folder.ranks_path.absolute())
@@ -88,6 +89,7 @@ class AttemptParts:
             on_failure=events.on_peer_failure,
             on_beats=remote.on_beats,
             on_hang=self.hang_end.on_hang,
+            tls=link_tls,
         )
         self.watchdog = Watchdog(
             place, settled.hang_detection, self.beats, remote, self.gang, on_hang=self.hang_end.on_hang
@@ -112,12 +114,15 @@ class AttemptParts:
         self.last_report = LastReport(folder, self.messages.relay, reporter, self.lease)
 
 
-def _check_tls(folder: SharedFolder, spec: runner_pb2.RunnerSpec) -> None:
-    """Reads the files of TLS once, before threads use them. Raises OSError if they cannot be used."""
+def _load_tls(folder: SharedFolder, spec: runner_pb2.RunnerSpec, place: Place) -> LinkTls | None:
+    """Reads the files of TLS once, before threads use them. Returns the TLS of the gang's links; None without, and for
+    a gang of one. Raises OSError if the files cannot be used."""
     try:
         is_secure = [folder.state.dialer(role).is_secure for role in (SCHEDULER, GATEWAY)]
         if all(is_secure) and spec.gateway_http_address:
             # For the programs of the trial. The cluster's services talk by TLS, or none of them does.
             spec.gateway_http_address = f"https://{spec.gateway_http_address}"
+        named = folder.state.load_tls() if place.num_nodes > 1 else None
+        return LinkTls(*named, place.agent_ids) if named is not None else None
     except GanglineError as error:
         raise OSError(error.message) from error

@@ -30,7 +30,7 @@ from services.common.access.security import allocation_token
 from tests.support.cluster import run_gangline
 from tests.support.fleet import Fleet
 from tests.support.gated_run import ALL_CHECKPOINTS, gated_run, wait_whole
-from tests.support.tls import CLUSTER, files_of, make_certificates
+from tests.support.tls import CLUSTER, expire, files_of, make_certificates
 
 AGENTS = ("agent-1", "agent-2")
 
@@ -149,8 +149,15 @@ class TestRoles:
     def test_nobody_calls_without_a_certificate_of_the_cluster(self, fleet: Fleet, tmp_path: Path) -> None:
         assert fleet.certificates is not None
         other = make_certificates(tmp_path / "other", "agent-1")
-        stolen = files_of(other, "gateway")
-        files = (TlsFiles(str(fleet.certificates.ca_path)), TlsFiles(str(fleet.certificates.ca_path), *_pair(stolen)))
+        copied = shutil.copytree(fleet.certificates.path, tmp_path / "copied")
+        ended = CertificateFolder(copied)
+        expire(ended, "gateway")
+        ca_file = str(fleet.certificates.ca_path)
+        files = (
+            TlsFiles(ca_file),
+            TlsFiles(ca_file, *_pair(files_of(other, "gateway"))),
+            TlsFiles(ca_file, *_pair(files_of(ended, "gateway"))),
+        )
         address = fleet.programs["scheduler"].addresses["grpc"]
         for each in files:
             with (
@@ -158,6 +165,9 @@ class TestRoles:
                 pytest.raises(grpc.FutureTimeoutError),
             ):
                 grpc.channel_ready_future(channel).result(timeout=1)
+        # The same way in, with a certificate that is good.
+        with at_scheduler(fleet.certificates, "gateway").open(address, rpc.CHANNEL_OPTIONS) as channel:
+            grpc.channel_ready_future(channel).result(timeout=10)
 
 
 def _pair(files: TlsFiles) -> tuple[str, str]:
