@@ -55,8 +55,8 @@ _UNREACHABLE = (
     (r"WRONG_VERSION_NUMBER", "it does not use TLS, and this side does; leave the CA file out, or check the port"),
     (
         r"failed to connect to all addresses.*Socket closed",
-        "it closed the connection before the first call; if it uses TLS, give its ca.crt (gangline login --ca-file), "
-        "else see its log",
+        "it closed the connection before the first call; if it uses TLS, give its ca.crt (gangline login --ca-file, or "
+        "[tls] in the settings of a service), else see its log",
     ),
     (r"SSL|TLS|CERTIFICATE|[Hh]andshake", "the other side speaks another protocol; check the port"),
     (r"[Tt]imed out|[Tt]imeout|FD [Ss]hutdown", f"it did not answer in time; {CHECK}"),

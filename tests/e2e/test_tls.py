@@ -202,6 +202,10 @@ def test_a_trial_trains_while_certificates_and_authority_are_replaced(fleet: Fle
         trial = view.trials[0].trial
         assert (trial.outcome, trial.attempts) == (Outcome.COMPLETED, 1), trial
         assert run.checkpoint_batches() == ALL_CHECKPOINTS
+        with fleet.connect() as client:
+            lines = [line.text for line in client.stream_logs(trial.id)]
+        linked = [line for line in lines if "the gang of 2 is linked" in line]
+        assert [line.endswith(", by TLS") for line in linked] == [True, True], lines
         run.check_records()
         run.check_aftermath()
 
@@ -224,7 +228,7 @@ def test_page_and_api_are_served_by_https(fleet: Fleet) -> None:
 def test_wrong_clients_get_one_line(fleet: Fleet, tmp_path: Path) -> None:
     other = make_certificates(tmp_path / "other")
     assert "of an authority that is not trusted here" in error_at_gateway(fleet, str(other.ca_path))
-    assert "if it uses TLS, give its ca.crt (gangline login --ca-file)" in error_at_gateway(fleet, None)
+    assert "if it uses TLS, give its ca.crt (gangline login --ca-file, " in error_at_gateway(fleet, None)
     with pytest.raises(GanglineError) as caught:
         error_at_gateway(fleet, str(tmp_path / "none.crt"))
     assert caught.value.message == f"cannot read {tmp_path / 'none.crt'}: No such file or directory"

@@ -45,9 +45,9 @@ def check_listen(listen: str, host: str, flag: str, *, is_secure: bool, allows_p
         return
     raise invalid(
         "tls.plaintext",
-        f"cannot listen on {listen} without TLS: everyone on the network could read the tokens; give --tls-ca-file, "
-        f"--tls-cert-file and --tls-key-file (docs/security.md), or --allow-plaintext for a network that you trust, or "
-        f"an address of this machine alone with {flag}",
+        f"cannot listen on {listen} without TLS: everyone on the network could read the tokens; make certificates with "
+        "gangline certs and name them below [tls] (docs/security.md), or set allow_plaintext = true "
+        f"(--allow-plaintext) for a network that you trust, or give an address of this machine alone with {flag}",
     )
 
 

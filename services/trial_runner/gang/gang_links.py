@@ -65,6 +65,11 @@ class GangLinks:
         self._receiving: list[asyncio.Task[None]] = []
         self._is_closed = False
 
+    @property
+    def is_secure(self) -> bool:
+        """Whether the links are by TLS."""
+        return self._tls is not None
+
     async def listen(self) -> int:
         """Answers probes and links from now on. Returns the port."""
         return await self._server.start()

@@ -1,7 +1,7 @@
 """The port on which a member of a gang answers the others: probes of the network, and links to node rank 0.
 
 Owns the greeting, in which both ends prove that they hold the allocation's token without sending it. Owns the limits of
-the frames of JSON as well. `network_probe.py` use both. The port is open on every interface, because the probes
+the frames of JSON as well. `network_probe.py` uses both. The port is open on every interface, because the probes
 decide which one the gang uses. It answers nothing but the greeting, and is closed once the gang is linked.
 
 With TLS a link changes to it after the greeting (`link_tls.py`). Each end insists on what its own agent has, so nobody
