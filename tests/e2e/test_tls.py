@@ -24,7 +24,7 @@ from gangline.domain.state import Outcome
 from gangline.errors import GanglineError
 from gangline.login import HOME_VARIABLE
 from gangline.protocol import rpc
-from gangline.protocol.dialer import Dialer, TlsFiles, dialer_of
+from gangline.protocol.dialer import PLAIN, Dialer, TlsFiles, dialer_of
 from gangline.v1 import agent_pb2, agent_pb2_grpc, runner_pb2, runner_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from services.common.access.security import allocation_token
 from tests.support.cluster import run_gangline
@@ -203,7 +203,7 @@ def test_a_trial_trains_while_certificates_and_authority_are_replaced(fleet: Fle
         assert (trial.outcome, trial.attempts) == (Outcome.COMPLETED, 1), trial
         assert run.checkpoint_batches() == ALL_CHECKPOINTS
         with fleet.connect() as client:
-            lines = [line.text for line in client.stream_logs(trial.id)]
+            lines = [line.text for line in client.stream_logs(run.experiment_id)]
         linked = [line for line in lines if "the gang of 2 is linked" in line]
         assert [line.endswith(", by TLS") for line in linked] == [True, True], lines
         run.check_records()
@@ -275,6 +275,16 @@ async def test_agents_certificate_serves_as_no_scheduler(fleet: Fleet) -> None:
             assert "another name or role" in rpc.error_of(caught.value, "the scheduler").message
         finally:
             await server.stop(0)
+
+
+async def test_a_service_without_certificates_is_told_what_to_set(fleet: Fleet) -> None:
+    """As an agent that was upgraded after its scheduler."""
+    address = fleet.programs["scheduler"].addresses["grpc"]
+    async with PLAIN.open_async(address, rpc.CHANNEL_OPTIONS) as channel:
+        stub: Any = agent_pb2_grpc.AgentServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.FindLeader(agent_pb2.FindLeaderRequest(), timeout=5)
+    assert "or [tls] in the settings of a service" in rpc.error_of(caught.value, "the scheduler").message
 
 
 async def test_tls_to_a_plain_port_is_named() -> None:

@@ -153,7 +153,13 @@ def load_identity(settings: TlsSettings, role: str, agent_id: str = "") -> TlsId
     # Trial runners have another working folder. Links stay, because a renewal may change where they lead.
     ca_file, cert_file, key_file = (str(Path(str(path)).absolute()) for path in settings.paths)
     files = TlsFiles(ca_file, cert_file, key_file)
-    return TlsIdentity(files, role, agent_id)
+    try:
+        return TlsIdentity(files, role, agent_id)
+    except GanglineError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            text = f"{error.message}; make it with gangline certs, and copy it here (docs/security.md)"
+            raise invalid(error.code, text) from error.__cause__
+        raise
 
 
 def check_key_mode(path: Path) -> None:

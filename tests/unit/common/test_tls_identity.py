@@ -79,7 +79,8 @@ def test_faults_of_the_files_have_one_line_each(folder: CertificateFolder, tmp_p
     assert refusal(folder) == "tls.bad_certificate"
     pair[0].unlink()
     code, message = message_of(lambda: load_identity(settings_of(folder, "agent-a1"), "agent", "a1"))
-    assert (code, message) == ("tls.unreadable_file", f"cannot read {pair[0]}: No such file or directory")
+    hint = "make it with gangline certs, and copy it here (docs/security.md)"
+    assert (code, message) == ("tls.unreadable_file", f"cannot read {pair[0]}: No such file or directory; {hint}")
     expire(folder, "agent-a1")
     code, message = message_of(lambda: load_identity(settings_of(folder, "agent-a1"), "agent", "a1"))
     assert code == "tls.expired"
