@@ -48,7 +48,7 @@ class AttemptParts:
         self.spec = spec
         self.folder = folder
         self.place = place = find_place(spec)
-        link_tls = _load_tls(folder, spec, place)
+        link_tls = _load_tls(folder, place)
         settled = settled_of(spec)
         grace_seconds = float(settled.preemption_timeout)
         link = RankLinkServer(folder.ranks_path.absolute())
@@ -114,15 +114,12 @@ class AttemptParts:
         self.last_report = LastReport(folder, self.messages.relay, reporter, self.lease)
 
 
-def _load_tls(folder: SharedFolder, spec: runner_pb2.RunnerSpec, place: Place) -> LinkTls | None:
+def _load_tls(folder: SharedFolder, place: Place) -> LinkTls | None:
     """Reads the files of TLS once, before threads use them. Returns the TLS of the gang's links; None without, and for
     a gang of one. Raises OSError if the files cannot be used."""
     try:
         is_secure = [folder.state.dialer(role).is_secure for role in (SCHEDULER, GATEWAY)]
-        if all(is_secure) and spec.gateway_http_address:
-            # For the programs of the trial. The cluster's services talk by TLS, or none of them does.
-            spec.gateway_http_address = f"https://{spec.gateway_http_address}"
-        named = folder.state.load_tls() if place.num_nodes > 1 else None
+        named = folder.state.load_tls() if all(is_secure) and place.num_nodes > 1 else None
         return LinkTls(*named, place.agent_ids) if named is not None else None
     except GanglineError as error:
         raise OSError(error.message) from error

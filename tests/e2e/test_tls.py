@@ -210,6 +210,39 @@ def test_a_trial_trains_while_certificates_and_authority_are_replaced(fleet: Fle
         run.check_aftermath()
 
 
+def test_a_trials_own_programs_reach_a_gateway(fleet: Fleet, tmp_path: Path) -> None:
+    """By the variables of Determined's client, which compares the name with the certificate as this does."""
+    assert fleet.certificates is not None
+    (tmp_path / "call.py").write_text(_CALL)
+    config = {
+        "name": "calls",
+        "entrypoint": "python3 call.py",
+        "searcher": {"name": "single", "metric": "loss", "max_length": {"batches": 1}},
+        "resources": {"slots_per_trial": 1},
+        "max_restarts": 0,
+    }
+    with fleet.connect() as client:
+        created = client.create_experiment(json.dumps(config), tmp_path).experiment.id
+        client.wait_experiment(created, 60)
+        lines = [line.text for line in client.stream_logs(created)]
+    assert "answered 200" in lines, lines
+
+
+_CALL = """
+import http.client, os, socket, ssl
+from urllib.parse import urlsplit
+
+master = urlsplit(os.environ["DET_MASTER"])
+assert master.scheme == "https", master
+context = ssl.create_default_context(cafile=os.environ["DET_MASTER_CERT_FILE"])
+plain = socket.create_connection((master.hostname, master.port), timeout=10)
+connection = http.client.HTTPConnection(master.hostname, master.port)
+connection.sock = context.wrap_socket(plain, server_hostname=os.environ["DET_MASTER_CERT_NAME"])
+connection.request("GET", "/healthz")
+print("answered", connection.getresponse().status, flush=True)
+"""
+
+
 def test_page_and_api_are_served_by_https(fleet: Fleet) -> None:
     assert fleet.certificates is not None
     address = fleet.programs["gateway"].addresses["http"]
