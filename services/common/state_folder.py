@@ -145,8 +145,7 @@ class StateFolder:
         write_atomic(self._tls_path, json.dumps({**asdict(files), "cluster": cluster}), mode=0o600, is_durable=True)
 
     def load_tls(self) -> tuple[TlsFiles, str] | None:
-        """Returns the files of TLS and the cluster's name; None without TLS. Raises GanglineError
-        `tls.unreadable_file`."""
+        """Returns the files and the cluster's name; None without TLS. Raises GanglineError `tls.unreadable_file`."""
         return _load_tls(self._tls_path)
 
     def dialer(self, role: str) -> Dialer:
@@ -426,7 +425,6 @@ def _find_target(path: Path, role: str) -> TlsTarget | None:
 
 
 def _load_tls(path: Path) -> tuple[TlsFiles, str] | None:
-    """Returns None without TLS. Raises GanglineError `tls.unreadable_file`, but not for a file that is not there."""
     try:
         content = json.loads(path.read_text())
         cluster = str(content.pop("cluster"))
