@@ -72,6 +72,7 @@ _ENTRIES = {
     "user": _Entry("account.user", "app", True, ("u",)),
     "quota": _Entry("account.quota", "app", True),
     "token": _Entry("account.token", "app", True, ("tkn",)),
+    "certs": _Entry("certs", "app", True),
 }
 # The options of these are those of the program that they run, including --help.
 _OPTIONS_OF_OTHERS = ("simulate",)
