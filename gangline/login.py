@@ -1,8 +1,8 @@
 """Finds the gateways to talk to, and the token.
 
-The order is: the caller's arguments, the environment (GANGLINE_GATEWAY, GANGLINE_TOKEN), and the login file that
-`gangline up` and `gangline login` write below GANGLINE_HOME (default ~/.config/gangline). Only their owner can read
-files with tokens.
+The order is: the caller's arguments, the environment (GANGLINE_GATEWAY, GANGLINE_TOKEN, GANGLINE_CA_FILE), and the
+login file that `gangline up` and `gangline login` write below GANGLINE_HOME (default ~/.config/gangline). Only their
+owner can read files with tokens.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gangline.gateway_address import parse_addresses
 
 ADDRESS_VARIABLE = "GANGLINE_GATEWAY"
 TOKEN_VARIABLE = "GANGLINE_TOKEN"  # noqa: S105 - the name of a variable, no token
+CA_VARIABLE = "GANGLINE_CA_FILE"
 HOME_VARIABLE = "GANGLINE_HOME"
 # How the token of a session begins that a password has opened.
 SESSION_PREFIX = "login:"
@@ -27,17 +28,25 @@ RETRY_VARIABLE = "GANGLINE_RETRY_SECONDS"
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """The fields are those of the file. A file with one address is the same for every version of Gangline."""
+    """The fields are those of the file. A file with one address and no authority is the same for every version of
+    Gangline."""
 
     address: str  # "host:port" of a gateway's gRPC server, or several with commas
     token: str
     http_address: str = ""
     data_directory: str = ""  # data directory of the local cluster to which it belongs; empty for other clusters
+    # The file with the authorities that sign for the gateways, or "system" for those that this machine trusts. Empty
+    # for gateways without TLS.
+    ca_file: str = ""
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Returns the addresses of all gateways. Raises GanglineError `login.bad_address`."""
         return parse_addresses(self.address, "the login")
+
+    @property
+    def http_scheme(self) -> str:
+        return "https" if self.ca_file else "http"
 
 
 def home() -> Path:
@@ -67,13 +76,14 @@ def find_retry_seconds() -> float | None:
     return seconds
 
 
-def find_login(address: str | None = None, token: str | None = None) -> Login:
-    """Returns the login. address: one gateway, or several with commas. Raises GanglineError `login.none` when no source
-    names a gateway, `login.no_token` without a token, and `login.bad_address`."""
+def find_login(address: str | None = None, token: str | None = None, ca_file: str | None = None) -> Login:
+    """Returns the login. address: one gateway, or several with commas. ca_file: as in Login. Raises GanglineError
+    `login.none` when no source names a gateway, `login.no_token` without a token, and `login.bad_address`."""
     source = "the address"
     if not address:
         address, source = os.environ.get(ADDRESS_VARIABLE), ADDRESS_VARIABLE
     token = token or os.environ.get(TOKEN_VARIABLE)
+    ca_file = ca_file or os.environ.get(CA_VARIABLE)
     saved = load_login()
     if not address:
         if saved is None:
@@ -82,14 +92,18 @@ def find_login(address: str | None = None, token: str | None = None) -> Login:
                 "no cluster is known; start one here with `gangline up`, log in with `gangline login`, or set "
                 f"{ADDRESS_VARIABLE} and {TOKEN_VARIABLE}",
             )
-        return replace(saved, token=token or saved.token)
+        return replace(saved, token=token or saved.token, ca_file=ca_file or saved.ca_file)
     addresses = parse_addresses(address, source)
     address = ",".join(addresses)
+    is_saved = saved is not None and set(addresses) <= set(saved.addresses)
+    if saved is not None and is_saved and not ca_file:
+        ca_file = saved.ca_file
     if token:
-        return Login(address, token)
+        return Login(address, token, ca_file=ca_file or "")
     # The saved token is sent only to gateways to which the user has logged in.
-    if saved is not None and set(addresses) <= set(saved.addresses):
-        return saved if set(addresses) == set(saved.addresses) else Login(address, saved.token)
+    if saved is not None and is_saved:
+        is_same = set(addresses) == set(saved.addresses) and ca_file in (None, saved.ca_file)
+        return saved if is_same else Login(address, saved.token, ca_file=ca_file or "")
     raise GanglineError(
         "login.no_token",
         f"no token for {say_gateways(addresses)}; set {TOKEN_VARIABLE}, or log in with `gangline login {address}`",
@@ -120,7 +134,11 @@ def save_login(login: Login) -> Path:
     """Writes the file and returns its path. Raises GanglineError `login.unwritable`."""
     path = _path()
     try:
-        write_private(path, json.dumps(asdict(login), indent=1) + "\n")
+        record = asdict(login)
+        if not login.ca_file:
+            # Earlier versions know no such field.
+            del record["ca_file"]
+        write_private(path, json.dumps(record, indent=1) + "\n")
     except OSError as failure:
         text = f"cannot write the login to {path}: {failure.strerror}; set {HOME_VARIABLE} to another folder"
         raise GanglineError("login.unwritable", text) from failure

@@ -153,14 +153,23 @@ def login(
     user: Annotated[
         str, typer.Option("--user", metavar="NAME", help="Log in with this user's password instead of a token.")
     ] = "",
+    ca_file: Annotated[
+        str,
+        typer.Option(
+            "--ca-file", metavar="FILE", help="For gateways with TLS: their authority's ca.crt, or the word system."
+        ),
+    ] = "",
 ) -> None:
     """Log in to a cluster: later commands use one of these gateways, and another one when that one is away.
 
     The token comes from GANGLINE_TOKEN, from a question, or from the standard input; a password from one of the last
     two. A password opens a session of 7 days. The login is stored only after a gateway has accepted it.
     """
-    token = _open_session(addresses, user) if user else read_token()
-    with connect(address=addresses, token=token) as client:
+    if ca_file and ca_file != "system":
+        # Later commands run in other folders.
+        ca_file = str(Path(ca_file).absolute())
+    token = _open_session(addresses, user, ca_file) if user else read_token()
+    with connect(address=addresses, token=token, ca_file=ca_file) as client:
         # This follows `connect`, which must run before the first import of grpc.
         from gangline.local.local_login import find_local, is_running  # noqa: PLC0415
         from gangline.login import load_login, save_login  # noqa: PLC0415
@@ -190,11 +199,11 @@ def _name_token(error: GanglineError) -> GanglineError:
     return error.reworded(f"this token belongs to no user of this cluster; {source}")
 
 
-def _open_session(addresses: str, user: str) -> str:
+def _open_session(addresses: str, user: str, ca_file: str) -> str:
     """Returns the token of a new session."""
     password = read_password(f"Password of {user}")
     # The call for a session needs no token.
-    with connect(address=addresses, token="-") as client:  # noqa: S106 - no token
+    with connect(address=addresses, token="-", ca_file=ca_file) as client:  # noqa: S106 - no token
         return client.log_in(user, password).token
 
 

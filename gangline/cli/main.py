@@ -74,6 +74,7 @@ _ENTRIES = {
     "group": _Entry("account.group", "app", True),
     "role": _Entry("account.role", "app", True),
     "token": _Entry("account.token", "app", True, ("tkn",)),
+    "certs": _Entry("certs", "app", True),
 }
 # The options of these are those of the program that they run, including --help.
 _OPTIONS_OF_OTHERS = ("simulate",)

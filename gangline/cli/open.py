@@ -28,11 +28,11 @@ def open_page(
     """Open the page in a browser, signed in. The address works once, within 10 minutes."""
     place = _place_of(kind, number)
     with connect() as client:
-        http_address, key = client.login.http_address, client.create_key()
-    found = http_address or next(iter(key.http_addresses), "")
+        login, key = client.login, client.create_key()
+    found = login.http_address or next(iter(key.http_addresses), "")
     if not at and not found:
         raise GanglineError("open.no_gateway", "no gateway tells its HTTP address; give it: gangline open --at URL")
-    address = enter_address(at or f"http://{found}", key.key, place)
+    address = enter_address(at or f"{login.http_scheme}://{found}", key.key, place)
     show({"address": address, "ends_at": key.ends_at}, is_json, lambda: [address])
     if only_print or is_json:
         return

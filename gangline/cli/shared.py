@@ -50,7 +50,11 @@ def new_group(help_text: str) -> typer.Typer:
 
 @contextmanager
 def connect(
-    retry_seconds: float | None = None, *, address: str | None = None, token: str | None = None
+    retry_seconds: float | None = None,
+    *,
+    address: str | None = None,
+    token: str | None = None,
+    ca_file: str | None = None,
 ) -> Iterator[Client]:
     """Opens a client, by default for the cluster that the environment or the login file names. The arguments are those
     of the client."""
@@ -59,7 +63,10 @@ def connect(
     from gangline.cli.output.progress import Bars  # noqa: PLC0415
     from gangline.client import Client  # noqa: PLC0415 - grpc takes a quarter of a second to load
 
-    with Bars() as bars, Client(address, token, retry_seconds=retry_seconds, on_progress=bars) as client:
+    with (
+        Bars() as bars,
+        Client(address, token, retry_seconds=retry_seconds, on_progress=bars, ca_file=ca_file) as client,
+    ):
         yield client
 
 

@@ -40,9 +40,10 @@ class AsyncClusterCalls:
         call_seconds: float = 60,
         retry_seconds: float | None = None,
         on_progress: OnProgress = ignore_progress,
+        ca_file: str | None = None,
     ) -> None:
         self._on_progress = on_progress
-        self.login: Login = find_login(address, token)
+        self.login: Login = find_login(address, token, ca_file)
         seconds = find_retry_seconds() if retry_seconds is None else retry_seconds
         self._connection = AsyncConnection(self.login, call_seconds, seconds)
         self._stub = self._connection.stub

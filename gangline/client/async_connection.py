@@ -19,10 +19,11 @@ from typing import Any, ParamSpec, TypeVar, cast
 import grpc
 
 from gangline.client.attempts import Attempts, Route, error_of_change, find_effects
-from gangline.client.connection import AnyStub
+from gangline.client.connection import AnyStub, dialer_to
 from gangline.errors import Effect, GanglineError, conflict
 from gangline.login import Login, say_gateways
 from gangline.protocol import rpc
+from gangline.protocol.dialer import Dialer
 from gangline.v1 import gateway_pb2_grpc
 
 P = ParamSpec("P")
@@ -40,8 +41,9 @@ _OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
 class _Lane:
     """One connection to a gateway. num_streams: how many streams it carries."""
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=[*rpc.CHANNEL_OPTIONS, _OWN_CONNECTION])
+    def __init__(self, address: str, dialer: Dialer) -> None:
+        self.version = dialer.version
+        self._channel = dialer.open_async(address, [*rpc.CHANNEL_OPTIONS, _OWN_CONNECTION])
         self.stub = gateway_pb2_grpc.GatewayServiceStub(self._channel)
         self.num_streams = 0
 
@@ -52,25 +54,32 @@ class _Lane:
 class _Gateway:
     """One gateway and its connections, which are made in the event loop of the first call."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, dialer: Dialer) -> None:
+        self._dialer = dialer
         self.target = say_gateways([address])
         self._address = address
         self._calls: _Lane | None = None
         self._lanes: list[_Lane] = []
+        self._former: list[_Lane] = []
 
     @property
     def stub(self) -> Any:
         """Returns the stub for calls that are no streams."""
-        if self._calls is None:
-            self._calls = _Lane(self._address)
+        if self._calls is None or self._calls.version != self._dialer.version:
+            if self._calls is not None:
+                # Calls that are under way keep the former connection.
+                self._former.append(self._calls)
+            self._calls = _Lane(self._address, self._dialer)
         return self._calls.stub
 
     @contextmanager
     def lane(self) -> Iterator[_Lane]:
         """Reserves a place for a stream on one of the connections."""
-        lane = next((lane for lane in self._lanes if lane.num_streams < _STREAMS_OF_LANE), None)
+        version = self._dialer.version
+        free = (lane for lane in self._lanes if lane.version == version and lane.num_streams < _STREAMS_OF_LANE)
+        lane = next(free, None)
         if lane is None:
-            lane = _Lane(self._address)
+            lane = _Lane(self._address, self._dialer)
             self._lanes.append(lane)
         lane.num_streams += 1
         try:
@@ -79,7 +88,7 @@ class _Gateway:
             lane.num_streams -= 1
 
     async def close(self) -> None:
-        for lane in (*self._lanes, *([self._calls] if self._calls else [])):
+        for lane in (*self._lanes, *self._former, *([self._calls] if self._calls else [])):
             await lane.close()
 
 
@@ -87,7 +96,7 @@ class AsyncConnection(Route[_Gateway]):
     """Does the same as `Connection`, in one event loop."""
 
     def __init__(self, login: Login, call_seconds: float, retry_seconds: float | None) -> None:
-        gateways = [_Gateway(address) for address in login.addresses]
+        gateways = [_Gateway(address, dialer_to(login)) for address in login.addresses]
         super().__init__(login, call_seconds, retry_seconds, gateways)
         self.stub = cast("gateway_pb2_grpc.GatewayServiceStub", AnyStub())
         self._places = asyncio.Semaphore(MOST_CALLS)

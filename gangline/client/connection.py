@@ -16,22 +16,42 @@ from gangline.client.attempts import Attempts, Route, error_of_change, find_effe
 from gangline.errors import GanglineError
 from gangline.login import Login, say_gateways
 from gangline.protocol import rpc
+from gangline.protocol.dialer import Dialer, TlsFiles, dialer_of
 from gangline.v1 import gateway_pb2_grpc
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def dialer_to(login: Login) -> Dialer:
+    """Returns what opens channels to the gateways of a login, whose certificates have the host names of their
+    addresses."""
+    return dialer_of(TlsFiles(login.ca_file) if login.ca_file else None)
+
+
 class _Gateway:
     """One gateway and its channel, which connects with the first call."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, dialer: Dialer) -> None:
         self.target = say_gateways([address])
-        self._channel = grpc.insecure_channel(address, options=rpc.CHANNEL_OPTIONS)
-        self.stub = gateway_pb2_grpc.GatewayServiceStub(self._channel)
+        self._address = address
+        self._dialer = dialer
+        self._version = dialer.version
+        self._channels = [dialer.open(address, rpc.CHANNEL_OPTIONS)]
+        self._stub = gateway_pb2_grpc.GatewayServiceStub(self._channels[-1])
+
+    @property
+    def stub(self) -> gateway_pb2_grpc.GatewayServiceStub:
+        version = self._dialer.version
+        if version != self._version:
+            # Calls that are under way keep the former channel.
+            self._channels.append(self._dialer.open(self._address, rpc.CHANNEL_OPTIONS))
+            self._stub, self._version = gateway_pb2_grpc.GatewayServiceStub(self._channels[-1]), version
+        return self._stub
 
     def close(self) -> None:
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
 
 
 class AnyStub:
@@ -45,7 +65,7 @@ class Connection(Route[_Gateway]):
     """Calls the gateways of a cluster with retries. call_seconds, retry_seconds: as for `Route`."""
 
     def __init__(self, login: Login, call_seconds: float, retry_seconds: float | None) -> None:
-        gateways = [_Gateway(address) for address in login.addresses]
+        gateways = [_Gateway(address, dialer_to(login)) for address in login.addresses]
         super().__init__(login, call_seconds, retry_seconds, gateways)
         self.stub = cast("gateway_pb2_grpc.GatewayServiceStub", AnyStub())
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 import grpc
 
 from gangline.client.attempts import explain
+from gangline.client.connection import dialer_to
 from gangline.errors import ErrorKind, GanglineError
 from gangline.login import Login, say_gateways
 from gangline.protocol import rpc
@@ -54,8 +55,9 @@ def _write_all(sink: int, data: bytes) -> None:
 
 
 def _connect(login: Login) -> grpc.Channel:
+    dialer = dialer_to(login)
     for address in login.addresses:
-        channel = grpc.insecure_channel(address, options=rpc.CHANNEL_OPTIONS)
+        channel = dialer.open(address, rpc.CHANNEL_OPTIONS)
         with suppress(grpc.FutureTimeoutError):
             grpc.channel_ready_future(channel).result(timeout=CONNECT_SECONDS)
             return channel

@@ -120,7 +120,11 @@ MASTER: Mapping[str, KeyRule] = {
         "checkpoint_storage.account_url",
         "checkpoint_storage.credential",
     ),
-    **_decide("the gateway serves plain HTTP; put a proxy with the certificate in front of it", "security.tls"),
+    **_decide(
+        "give the certificate to the gateway below [tls]; docs/security.md says which names it needs, and how the "
+        "other services get theirs",
+        "security.tls",
+    ),
     **_decide("the admin token, a file that you make, is the first password", "security.initial_user_password"),
     **_decide(
         "trials run as the agent's user; docs/cluster.md says which rights that needs",
@@ -257,7 +261,8 @@ AGENT: Mapping[str, KeyRule] = {
         "http_proxy", "https_proxy", "ftp_proxy", "no_proxy",
     ),
     **_decide(
-        "services prove themselves by the cluster token and speak without TLS; see docs/cluster.md, Who can connect",
+        "services prove themselves by the cluster token and by certificates of their own, which gangline certs makes; "
+        "set [tls] as docs/security.md says",
         "security", "tls", "cert_file", "key_file",
     ),
     **_decide("an agent that loses the scheduler goes on trying; no command runs", "hooks"),

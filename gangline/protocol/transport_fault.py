@@ -36,6 +36,28 @@ _UNREACHABLE = (
     ),
     (r"Connection refused", f"nothing listens there; {CHECK}"),
     (r"No route to host|Network is unreachable|Host is unreachable", f"no network leads there; {CHECK}"),
+    (
+        r"Hostname Verification Check failed",
+        "its certificate has another name or role; use an address that its certificate has (gangline certs show)",
+    ),
+    (
+        r"certificate has expired",
+        "its certificate has expired; renew it there with gangline certs rotate",
+    ),
+    (
+        r"certificate is not yet valid",
+        "its certificate is not valid yet; compare the clocks of both machines",
+    ),
+    (
+        r"CERTIFICATE_VERIFY_FAILED",
+        "its certificate is of an authority that is not trusted here; give the ca.crt of its cluster",
+    ),
+    (r"WRONG_VERSION_NUMBER", "it does not use TLS, and this side does; leave the CA file out, or check the port"),
+    (
+        r"failed to connect to all addresses.*Socket closed",
+        "it closed the connection before the first call; if it uses TLS, give its ca.crt (gangline login --ca-file, or "
+        "[tls] in the settings of a service), else see its log",
+    ),
     (r"SSL|TLS|CERTIFICATE|[Hh]andshake", "the other side speaks another protocol; check the port"),
     (r"[Tt]imed out|[Tt]imeout|FD [Ss]hutdown", f"it did not answer in time; {CHECK}"),
     (r"No such file or directory", "there is no such socket; check that the service runs"),

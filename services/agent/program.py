@@ -15,10 +15,12 @@ from functools import partial
 import structlog
 
 from gangline.domain.limits import MB
+from gangline.domain.peer_name import AGENT, SCHEDULER
 from gangline.domain.resource import UndeliveredRecords
 from gangline.domain.state import ExitKind
 from gangline.errors import invalid
 from gangline.protocol import wire
+from gangline.protocol.dialer import PLAIN
 from gangline.v1 import agent_pb2
 from services.agent.agent import AgentIdentity, LocalAgent
 from services.agent.allocations.journal import Journal, open_journal
@@ -42,6 +44,7 @@ from services.common.concurrency import cancel
 from services.common.huge_pages import with_huge_pages
 from services.common.state_folder import StateFolder
 from services.common.telemetry import serve_metrics, write_ready_file
+from services.common.tls.identity import TlsIdentity, load_identity
 
 DAY_SECONDS = 86400.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -54,10 +57,11 @@ async def run(settings: AgentSettings, program: RunnerProgram) -> None:
     if settings.cluster_token_file is None:
         raise invalid("agent.no_token", "the agent needs the cluster's token; give --cluster-token-file FILE")
     token = load_token(settings.cluster_token_file)
+    tls = load_identity(settings.tls, AGENT, settings.id)
     with open_journal(settings.state_dir, settings.keep_ended) as journal:
         exposure = await asyncio.to_thread(settle_rules, settings)
         slots = await asyncio.to_thread(load_slots, settings.id, settings.slots)
-        await _Running(settings, program, token, journal, slots, exposure=exposure).run()
+        await _Running(settings, program, token, journal, slots, tls=tls, exposure=exposure).run()
 
 
 class _Running:
@@ -71,6 +75,7 @@ class _Running:
         journal: Journal,
         slots: Slots,
         *,
+        tls: TlsIdentity | None,
         exposure: str,
     ) -> None:
         self._settings = settings
@@ -105,7 +110,12 @@ class _Running:
         )
         state = StateFolder(settings.state_dir)
         self._spools = SpoolWatch(state, drain_token(token, settings.id), roster.is_live, self._on_undelivered)
-        self._link = LeaderStream(settings.scheduler_addresses, token, self._agent, self._outbox, self._answers)
+        # Before a runner starts, which connects by it.
+        state.write_tls(tls.files if tls is not None else None, tls.cluster if tls is not None else "")
+        dialer = tls.dialer(SCHEDULER) if tls is not None else PLAIN
+        self._link = LeaderStream(
+            settings.scheduler_addresses, token, self._agent, self._outbox, self._answers, dialer=dialer
+        )
 
     async def run(self) -> None:
         signals = _catch_signals()

@@ -48,9 +48,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every call. admit: receives method and token; returns or raises GanglineError. It runs in the task of the
     handler, so the handler finds the context variables that it sets. catch_up: runs before a call that asks for it
     (rpc.CATCH_UP_METADATA). is_readmitting: a stream's caller is admitted again before each answer, so a stream ends
-    with its caller's token. note_admitted: receives the peer of each call whose caller has a token. note_refused:
-    receives the calls whose callers are not admitted. watch_stream: ends streams that
-    carry nothing. open_calls: counts the calls that run."""
+    with its caller's token. note_admitted: receives the context of each call whose caller has a token.
+    note_refused: receives the calls whose callers are not admitted. watch_stream: ends streams that carry nothing.
+    open_calls: counts the calls that run."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         catch_up: Callable[[], Awaitable[None]] | None = None,
         *,
         is_readmitting: bool = False,
-        note_admitted: Callable[[str], None] | None = None,
+        note_admitted: Callable[[Context], None] | None = None,
         note_refused: NoteRefused | None = None,
         watch_stream: WatchStream | None = None,
     ) -> None:
@@ -206,7 +206,7 @@ class _Call:
         readmit: Admit | None = None,
         streams: PeerCount = ANY_NUMBER,
         *,
-        note_admitted: Callable[[str], None] | None = None,
+        note_admitted: Callable[[Context], None] | None = None,
         watch_stream: WatchStream | None = None,
     ) -> None:
         self._method = method
@@ -333,7 +333,7 @@ class _Call:
 
     def _note(self, context: Context) -> None:
         if self._note_admitted is not None:
-            self._note_admitted(context.peer())
+            self._note_admitted(context)
 
     async def _end(self, context: Context, error: BaseException) -> NoReturn:
         if isinstance(error, asyncio.CancelledError | grpc.aio.AbortError):

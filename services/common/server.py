@@ -13,21 +13,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import grpc
 import grpc.aio
 import structlog
 
-from gangline.errors import ErrorKind, GanglineError, invalid
+from gangline.domain.peer_name import PeerName, parse_peer_names
+from gangline.errors import ErrorKind, GanglineError
 from gangline.protocol.rpc import MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from services.common.access.call_limit import CallLimits
 from services.common.address import bind_error, join_address, split_address
 from services.common.concurrency import cancel
 from services.common.connection.open_files import fit_connections
 from services.common.connection.stranger_watch import StrangerWatch
-from services.common.interceptor import NO_LIMITS, CallInterceptor, NoteRefused, OpenCalls, WatchStream
+from services.common.interceptor import NO_LIMITS, CallInterceptor, Context, NoteRefused, OpenCalls, WatchStream
+from services.common.tls.identity import TlsIdentity
+from services.common.tls.server_credentials import grpc_credentials
 
 _log = structlog.get_logger(__name__)
 
@@ -37,6 +39,8 @@ MAX_CALLS = 8192
 # Limit for the end of handlers that were cancelled.
 CANCEL_SECONDS = 5.0
 CONNECTIONS_OPTION = "grpc.max_allowed_incoming_connections"
+# gRPC's word for the names in a client's certificate.
+_NAMES_KEY = "x509_subject_alternative_name"
 # The part of the process's open files that is for connections of this server.
 _FILES_DIVISOR = 2
 
@@ -54,21 +58,26 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class ServerTls:
-    """Names the files for TLS."""
+    """The TLS of a server."""
 
-    cert_file: Path
-    key_file: Path
-    client_ca_file: Path | None = None  # if set, only clients with a certificate from it may connect
+    identity: TlsIdentity
+    asks_for_certificate: bool = False  # if set, only clients with a certificate of the cluster may connect
 
 
 Authenticate = Callable[[str, str | None], Awaitable[Principal]]
 
 _principal: ContextVar[Principal] = ContextVar("principal")
+_peers: ContextVar[tuple[PeerName, ...] | None] = ContextVar("peers", default=None)
 
 
 def current_principal() -> Principal:
     """Returns the caller of the call that this handler serves. A call outside of a handler is a bug."""
     return _principal.get()
+
+
+def current_peers() -> tuple[PeerName, ...] | None:
+    """Returns the names of this cluster in the caller's certificate; None for a server that asks for none."""
+    return _peers.get()
 
 
 class Server:
@@ -110,9 +119,9 @@ async def serve(
     authenticate: receives the method's full name and the bearer token; returns the caller or raises GanglineError. It
     is called before any of the request is read. flag: the command line's name of `listen`, for messages. catch_up: runs
     before a call that asks for it (rpc.CATCH_UP_METADATA). is_readmitting: `authenticate` runs before each answer of a
-    stream as well. options: of grpc, beside rpc.SERVER_OPTIONS. note_refused: receives method,
-    peer and error of a call whose caller is not admitted. watch_stream: ends a stream whose caller is not admitted any
-    more, also while it carries nothing.
+    stream as well. options: of grpc, beside rpc.SERVER_OPTIONS. tls: None for plain text. note_refused:
+    receives method, peer and error of a call whose caller is not admitted. watch_stream: ends a stream whose caller is
+    not admitted any more, also while it carries nothing.
 
     Raises GanglineError `server.port_in_use`.
     """
@@ -133,12 +142,20 @@ async def serve(
         CONNECTIONS_OPTION: num_connections,
     }
     strangers = StrangerWatch(num_connections)
+    note_peers = _peer_reader(tls) if tls is not None and tls.asks_for_certificate else None
+
+    def note_admitted(context: Context) -> None:
+        """Runs in the task of the handler."""
+        strangers.note_admitted(context.peer())
+        if note_peers is not None:
+            note_peers(context)
+
     interceptor = CallInterceptor(
         admit,
         limits,
         catch_up,
         is_readmitting=is_readmitting,
-        note_admitted=strangers.note_admitted,
+        note_admitted=note_admitted,
         note_refused=note_refused,
         watch_stream=watch_stream,
     )
@@ -148,7 +165,8 @@ async def serve(
         if tls is None:
             real_port = server.add_insecure_port(listen)
         else:
-            real_port = server.add_secure_port(listen, _load_credentials(tls))
+            credentials = grpc_credentials(tls.identity, asks_for_certificate=tls.asks_for_certificate)
+            real_port = server.add_secure_port(listen, credentials)
     except RuntimeError as error:
         raise GanglineError(
             "server.cannot_listen", f"cannot listen on {listen}: {error}", ErrorKind.CONFLICT
@@ -175,10 +193,13 @@ def _check_free(listen: str, host: str, port: int, flag: str) -> None:
         raise bind_error(listen, error, flag) from error
 
 
-def _load_credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    try:
-        pair = (tls.key_file.read_bytes(), tls.cert_file.read_bytes())
-        client_ca = tls.client_ca_file.read_bytes() if tls.client_ca_file else None
-    except OSError as error:
-        raise invalid("server.unreadable_file", f"cannot read {error.filename}: {error.strerror}") from error
-    return grpc.ssl_server_credentials([pair], client_ca, require_client_auth=client_ca is not None)
+def _peer_reader(tls: ServerTls) -> Callable[[Context], None]:
+    """Returns what notes the names in a caller's certificate, for the handler of its call."""
+    cluster = tls.identity.cluster
+
+    def note(context: Context) -> None:
+        texts = [name.decode(errors="replace") for name in context.auth_context().get(_NAMES_KEY, ())]
+        # An authority of the house may sign for several clusters.
+        _peers.set(tuple(name for name in parse_peer_names(texts) if name.cluster == cluster))
+
+    return note

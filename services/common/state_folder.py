@@ -6,6 +6,7 @@
 | allocations/<id> | both       | one folder for each allocation                                        |
 | ended/<id>       | agent      | the newest folders of forgotten allocations                           |
 | gateways.json    | agent      | the addresses of the gateways, as the leader last named them          |
+| tls.json         | agent      | the paths of the files of TLS, and the cluster's name; absent without |
 | code/            | runner     | verified archives of code, which the runners share                    |
 | homes/<uid>      | runner     | the homes of accounts for owners                                      |
 | spool/           | runner     | the records that no gateway has taken yet (trial_runner/delivery/)    |
@@ -46,7 +47,8 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -54,8 +56,11 @@ import structlog
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
+from gangline.domain.peer_name import PeerName
 from gangline.domain.storage.output import FOLDER_NAME
+from gangline.errors import invalid
 from gangline.launch import beat_file
+from gangline.protocol.dialer import Dialer, TlsFiles, TlsTarget
 from gangline.v1 import agent_pb2, runner_pb2
 from services.common.disk import sync_folder, write_atomic
 from services.common.disk_fault import has_spare, read_spare, remove_spare, write_spare
@@ -127,6 +132,26 @@ class StateFolder:
         except (OSError, ValueError):
             return []
         return [str(address) for address in addresses] if isinstance(addresses, list) else []
+
+    @property
+    def _tls_path(self) -> Path:
+        return self.path / "tls.json"
+
+    def write_tls(self, files: TlsFiles | None, cluster: str) -> None:
+        """Writes with which files the runners connect; called by the agent. files: None without TLS. Raises OSError."""
+        if files is None:
+            self._tls_path.unlink(missing_ok=True)
+            return
+        write_atomic(self._tls_path, json.dumps({**asdict(files), "cluster": cluster}), mode=0o600, is_durable=True)
+
+    def load_tls(self) -> tuple[TlsFiles, str] | None:
+        """Returns the files and the cluster's name; None without TLS. Raises GanglineError `tls.unreadable_file`."""
+        return _load_tls(self._tls_path)
+
+    def dialer(self, role: str) -> Dialer:
+        """Returns what opens channels to the services of a role. A runner that lives while an agent turns TLS on or off
+        connects in the new way from then on."""
+        return _dialer(self._tls_path, role)
 
     @property
     def drainer_lock_path(self) -> Path:
@@ -386,6 +411,28 @@ class SharedFolder:
         that another one holds it.
         """
         return _is_locked(self.alive_path) or _is_locked(self.lock_path)
+
+
+@lru_cache(maxsize=8)
+def _dialer(path: Path, role: str) -> Dialer:
+    """Returns one for each role. To read and check the files again takes as long as a handshake."""
+    return Dialer(partial(_find_target, path, role))
+
+
+def _find_target(path: Path, role: str) -> TlsTarget | None:
+    named = _load_tls(path)
+    return None if named is None else TlsTarget(named[0], str(PeerName(role, named[1])))
+
+
+def _load_tls(path: Path) -> tuple[TlsFiles, str] | None:
+    try:
+        content = json.loads(path.read_text())
+        cluster = str(content.pop("cluster"))
+        return TlsFiles(**content), cluster
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as failure:
+        raise invalid("tls.unreadable_file", f"cannot use {path}: {failure}; restart the agent") from failure
 
 
 def _format(message: Message) -> str:

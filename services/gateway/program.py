@@ -21,8 +21,10 @@ import grpc
 from pydantic import Field, field_validator
 from sqlalchemy import Engine
 
+from gangline.domain.peer_name import GATEWAY, SCHEDULER
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import invalid
+from gangline.protocol.dialer import PLAIN
 from gangline.v1 import gateway_pb2_grpc, ingest_pb2_grpc
 from services.common.access.call_limit import CallLimits
 from services.common.access.security import load_token
@@ -30,9 +32,11 @@ from services.common.concurrency import cancel, until_available
 from services.common.connection.peer import peer_host
 from services.common.etcd import EtcdClient, HealthWatch
 from services.common.presence import announce
-from services.common.server import Server, serve
+from services.common.server import Server, ServerTls, serve
 from services.common.setting.settings import ServiceSettings, check_own_storage
 from services.common.telemetry import serve_metrics
+from services.common.tls.identity import TlsIdentity, load_identity
+from services.common.tls.server_credentials import http_context
 from services.gateway.app import build_app
 from services.gateway.audit.audit_log import AuditLog
 from services.gateway.audit.trail import AuditTrail
@@ -118,7 +122,9 @@ class Addresses:
 async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
     """Serves while the context lasts. Waits for an etcd or a PostgreSQL that is away. Raises GanglineError when
     something else that it needs is missing."""
-    token = _load_cluster_token(settings)
+    settings.check_plaintext(settings.http_listen, "--http-listen")
+    settings.check_plaintext(settings.grpc_listen, "--grpc-listen")
+    token, identity = _load_cluster_token(settings), load_identity(settings.tls, GATEWAY)
     async with AsyncExitStack() as parts:
         storage = Storage(settings.storage_url)
         client = await EtcdClient.connect_patiently(settings.etcd)
@@ -131,7 +137,8 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
         etcd = HealthWatch(client.examine)
         watching = asyncio.create_task(etcd.run(), name="etcd health")
         parts.push_async_callback(cancel, watching)
-        leader = Leader(mirror, token, etcd_problem=lambda: etcd.health.problem)
+        dialer = identity.dialer(SCHEDULER) if identity is not None else PLAIN
+        leader = Leader(mirror, token, etcd_problem=lambda: etcd.health.problem, dialer=dialer)
         parts.push_async_callback(leader.close)
         submitter = Submitter(leader)
         parts.push_async_callback(submitter.close)
@@ -161,7 +168,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Addresses]:
             cluster_token=token,
             trail=trail,
         )
-        addresses = await _serve(parts, settings, usecases, authenticator, mirror.catch_up)
+        addresses = await _serve(parts, settings, usecases, authenticator, mirror.catch_up, identity=identity)
         # Undone first, because the servers wait only for a moment for calls that follow something.
         parts.callback(following.close)
         await parts.enter_async_context(announce(client, _instance(settings, addresses, storage.marker)))
@@ -227,17 +234,27 @@ async def _serve(
     usecases: UseCases,
     authenticator: Authenticator,
     catch_up: Callable[[], Awaitable[None]],
+    *,
+    identity: TlsIdentity | None,
 ) -> Addresses:
-    http = await serve_http(build_app(usecases, authenticator), settings.http_listen, settings.trusted_proxies)
+    context = http_context(identity) if identity is not None else None
+    app = build_app(usecases, authenticator)
+    http = await serve_http(app, settings.http_listen, settings.trusted_proxies, context)
     parts.push_async_callback(http.stop)
-    rpc = await _serve_grpc(settings.grpc_listen, usecases, authenticator, catch_up)
+    # Users have no certificates, so their tokens decide.
+    tls = ServerTls(identity) if identity is not None else None
+    rpc = await _serve_grpc(settings.grpc_listen, usecases, authenticator, catch_up, tls)
     parts.push_async_callback(rpc.stop)
     metrics = serve_metrics(settings.metrics_listen) if settings.metrics_listen else None
     return Addresses(rpc.address, http.address, metrics)
 
 
 async def _serve_grpc(
-    listen: str, usecases: UseCases, authenticator: Authenticator, catch_up: Callable[[], Awaitable[None]]
+    listen: str,
+    usecases: UseCases,
+    authenticator: Authenticator,
+    catch_up: Callable[[], Awaitable[None]],
+    tls: ServerTls | None,
 ) -> Server:
     def add_services(server: grpc.aio.Server) -> None:
         gateway_pb2_grpc.add_GatewayServiceServicer_to_server(recorded(GatewayService(usecases), usecases), server)
@@ -248,6 +265,7 @@ async def _serve_grpc(
         listen,
         add_services,
         admit,
+        tls,
         limits=CallLimits(
             MESSAGE_LIMITS, {LOGIN_METHOD: usecases.open.logins}, {UPLOAD_METHOD: UPLOAD_SECONDS}, MAX_STREAMS_OF_PEER
         ),

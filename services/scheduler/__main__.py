@@ -16,6 +16,7 @@ import time
 import grpc.aio
 import structlog
 
+from gangline.domain.peer_name import SCHEDULER
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import ErrorKind, GanglineError, invalid
 from gangline.protocol.rpc import SMALL_MESSAGES
@@ -26,8 +27,9 @@ from services.common.concurrency import first_of
 from services.common.election import Election
 from services.common.etcd import EtcdClient
 from services.common.presence import announce
-from services.common.server import Server, serve
+from services.common.server import Server, ServerTls, serve
 from services.common.telemetry import configure_logging, serve_metrics, write_ready_file
+from services.common.tls.identity import load_identity
 from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.leader.leadership import run_leadership
 from services.scheduler.leader.term import TermContext
@@ -71,14 +73,14 @@ def main() -> None:
 
 async def run(settings: SchedulerSettings) -> None:
     """Serves until SIGTERM or SIGINT; then resigns, so that a standby takes over at once."""
-    cluster_token = _load_cluster_token(settings)
+    tls, cluster_token = _load_tls(settings), _load_cluster_token(settings)
     admin_token = load_token(settings.admin_token_file) if settings.admin_token_file else None
     async with contextlib.AsyncExitStack() as stack:
         client = await EtcdClient.connect_patiently(settings.etcd)
         stack.push_async_exit(client)
         directory = Directory(client)
         leader_status = LeaderStatus(settings.id, directory)
-        server = await _serve(settings, leader_status, cluster_token)
+        server = await _serve(settings, leader_status, cluster_token, tls)
         stack.push_async_callback(server.stop, _GRACE_SECONDS)
         stack.callback(leader_status.close)
         metrics_address = serve_metrics(settings.metrics_listen) if settings.metrics_listen else None
@@ -99,14 +101,16 @@ async def run(settings: SchedulerSettings) -> None:
         await _until_stopped(tasks)
 
 
-async def _serve(settings: SchedulerSettings, leader_status: LeaderStatus, cluster_token: str) -> Server:
+async def _serve(
+    settings: SchedulerSettings, leader_status: LeaderStatus, cluster_token: str, tls: ServerTls | None
+) -> Server:
     def add(server: grpc.aio.Server) -> None:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(SchedulerService(leader_status), server)
         agent_pb2_grpc.add_AgentServiceServicer_to_server(AgentService(leader_status), server)
         runner_pb2_grpc.add_RunnerServiceServicer_to_server(RunnerService(leader_status), server)
 
     authenticate, limits = authenticator(cluster_token), CallLimits(_MESSAGE_LIMITS)
-    return await serve(settings.listen, add, authenticate, limits=limits, options=SMALL_MESSAGES)
+    return await serve(settings.listen, add, authenticate, tls, limits=limits, options=SMALL_MESSAGES)
 
 
 async def _run_leadership(
@@ -165,6 +169,12 @@ def _term_context(
         agent_silence_seconds=settings.agent_silence_seconds,
         directory=directory,
     )
+
+
+def _load_tls(settings: SchedulerSettings) -> ServerTls | None:
+    settings.check_plaintext(settings.listen, "--listen")
+    identity = load_identity(settings.tls, SCHEDULER)
+    return ServerTls(identity, asks_for_certificate=True) if identity is not None else None
 
 
 def _load_cluster_token(settings: SchedulerSettings) -> str:

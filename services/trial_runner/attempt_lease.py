@@ -33,6 +33,7 @@ import structlog
 
 from gangline.domain.allocation import ExitReport
 from gangline.launch.lease_record import LeaseRecord, boot_seconds
+from gangline.protocol.dialer import PLAIN, Dialer
 from gangline.protocol.rpc import SMALL_MESSAGE_OPTIONS, find_leader, token_metadata
 from gangline.protocol.wire import to_proto
 from gangline.v1 import runner_pb2, runner_pb2_grpc
@@ -74,6 +75,7 @@ class AttemptLease:
     on_over: called with the reason why the attempt is over.
     on_stop: called with the stop order of the attempt, at each renewal.
     on_cut: called when the lease has run out.
+    dialer: opens the channels; it has opened one before, or was asked for its version.
     """
 
     def __init__(
@@ -84,10 +86,12 @@ class AttemptLease:
         on_over: Callable[[str], None],
         on_stop: Callable[[runner_pb2.AttemptStop], None],
         on_cut: Callable[[str], None],
+        dialer: Dialer = PLAIN,
     ) -> None:
         self._request = runner_pb2.RenewAttemptRequest(allocation_id=spec.allocation.id, node_rank=spec.node_rank)
         self._metadata = token_metadata(spec.token)
         self._agent_id = agent_id
+        self._dialer = dialer
         self._on_over = on_over
         self._on_stop = on_stop
         self._on_cut = on_cut
@@ -348,7 +352,7 @@ class AttemptLease:
         with self._lock:
             channel = self._channels.get(address)
             if channel is None:
-                channel = self._channels[address] = grpc.insecure_channel(address, options=_OPTIONS)
+                channel = self._channels[address] = self._dialer.open(address, _OPTIONS)
             return channel
 
     def _forget_channel(self, address: str, channel: grpc.Channel) -> None:

@@ -15,6 +15,7 @@ import structlog
 from gangline.protocol.rpc import find_leader, token_metadata
 from gangline.v1 import rank_pb2, runner_pb2, runner_pb2_grpc, types_pb2
 from services.common.concurrency import cancel
+from services.common.state_folder import StateFolder
 from services.trial_runner.delivery.channel_route import route_to_leader
 from services.trial_runner.delivery.reporter import Reporter
 
@@ -30,9 +31,14 @@ class FusionRelay:
     when the ranks have gone."""
 
     def __init__(
-        self, spec: runner_pb2.RunnerSpec, reporter: Reporter, send: Callable[[int, rank_pb2.RunnerMessage], None]
+        self,
+        spec: runner_pb2.RunnerSpec,
+        state: StateFolder,
+        reporter: Reporter,
+        send: Callable[[int, rank_pb2.RunnerMessage], None],
     ) -> None:
         self._spec = spec
+        self._state = state
         self._reporter = reporter
         self._send = send
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,7 +72,7 @@ class FusionRelay:
     async def _find(self, family: str) -> list[types_pb2.FusionRecord]:
         """Asks one scheduler after another until one answers."""
         request = runner_pb2.FindFusionRequest(allocation_id=self._spec.allocation.id, family=family)
-        route = route_to_leader(self._spec.scheduler_addresses)
+        route = route_to_leader(self._spec.scheduler_addresses, self._state)
         try:
             while True:
                 try:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from gangline.domain.peer_name import GATEWAY, SCHEDULER
+from gangline.errors import GanglineError
 from gangline.v1 import runner_pb2
 from services.common.state_folder import SharedFolder
 from services.trial_runner.announcement import Announcement
@@ -19,7 +21,8 @@ from services.trial_runner.delivery.running_report import RunningReport
 from services.trial_runner.delivery.spool_folder import SpoolFolder
 from services.trial_runner.fusion_records import FusionRelay
 from services.trial_runner.gang.gang_links import GangLinks
-from services.trial_runner.gang.gang_plan import find_place, settled_of
+from services.trial_runner.gang.gang_plan import Place, find_place, settled_of
+from services.trial_runner.gang.link_tls import LinkTls
 from services.trial_runner.hang_end import HangEnd
 from services.trial_runner.last_report import LastReport
 from services.trial_runner.output import Output
@@ -45,6 +48,7 @@ class AttemptParts:
         self.spec = spec
         self.folder = folder
         self.place = place = find_place(spec)
+        link_tls = _load_tls(folder, place)
         settled = settled_of(spec)
         grace_seconds = float(settled.preemption_timeout)
         link = RankLinkServer(folder.ranks_path.absolute())
@@ -65,7 +69,12 @@ class AttemptParts:
         )
         reporter = self.delivery.reporter
         self.lease = AttemptLease(
-            spec, place.agent_id, on_over=events.on_over, on_stop=events.on_stop_order, on_cut=events.on_cut
+            spec,
+            place.agent_id,
+            on_over=events.on_over,
+            on_stop=events.on_stop_order,
+            on_cut=events.on_cut,
+            dialer=folder.state.dialer(SCHEDULER),
         )
         self.running = RunningReport(spec, place.agent_id, folder, reporter)
         self.announcement = Announcement(self.running, reporter, recorder, self.lease, events.pids)
@@ -80,6 +89,7 @@ class AttemptParts:
             on_failure=events.on_peer_failure,
             on_beats=remote.on_beats,
             on_hang=self.hang_end.on_hang,
+            tls=link_tls,
         )
         self.watchdog = Watchdog(
             place, settled.hang_detection, self.beats, remote, self.gang, on_hang=self.hang_end.on_hang
@@ -89,8 +99,8 @@ class AttemptParts:
         self.messages = RankMessages(
             link,
             Relay(spec.trial, recorder, reporter, self.running.on_first_step),
-            FusionRelay(spec, reporter, link.send),
-            TrialFacts(spec, reporter, recorder, link.send),
+            FusionRelay(spec, folder.state, reporter, link.send),
+            TrialFacts(spec, folder.state, reporter, recorder, link.send),
             self.output,
             self.running,
             self.announcement,
@@ -102,3 +112,14 @@ class AttemptParts:
             spec, place, folder, self.beats.paths, self.confinement, rank_forkserver, self.gang, recorder.note, forked
         )
         self.last_report = LastReport(folder, self.messages.relay, reporter, self.lease)
+
+
+def _load_tls(folder: SharedFolder, place: Place) -> LinkTls | None:
+    """Reads the files of TLS once, before threads use them. Returns the TLS of the gang's links; None without, and for
+    a gang of one. Raises OSError if the files cannot be used."""
+    try:
+        is_secure = [folder.state.dialer(role).is_secure for role in (SCHEDULER, GATEWAY)]
+        named = folder.state.load_tls() if all(is_secure) and place.num_nodes > 1 else None
+        return LinkTls(*named, place.agent_ids) if named is not None else None
+    except GanglineError as error:
+        raise OSError(error.message) from error

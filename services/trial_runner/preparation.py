@@ -135,7 +135,7 @@ class Preparation:
             self.rendezvous_at = time.time()
             return Network((LOOPBACK,), 0)
         rendezvous = Rendezvous(
-            route_to_leader(self.spec.scheduler_addresses),
+            route_to_leader(self.spec.scheduler_addresses, self.folder.state),
             self.spec.token,
             runner_pb2.GangHello(
                 allocation_id=self.spec.allocation.id,
@@ -153,8 +153,9 @@ class Preparation:
             await rendezvous.close()
         self.rendezvous_at = time.time()
         own = candidate.endpoints[self.place.node_rank]
+        by = ", by TLS" if self.gang.is_secure else ""
         self.note(
-            f"the gang of {self.place.num_nodes} is linked over {own.interface} ({candidate.subnet or own.address})"
+            f"the gang of {self.place.num_nodes} is linked over {own.interface} ({candidate.subnet or own.address}){by}"
         )
         return Network(tuple(member.address for member in candidate.endpoints), 0, own.interface)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gangline.alias.finder import SHIM
 from gangline.domain.entrypoint import Command, parse_entrypoint
+from gangline.domain.peer_name import GATEWAY, PeerName
 from gangline.domain.settled.record import Settled
 from gangline.domain.state import TaskKind
 from gangline.domain.storage.output import OUTPUT_KEY
@@ -24,6 +25,7 @@ from gangline.v1 import runner_pb2
 from services.common.access.user_rights import is_file_of, is_folder_of, rights_of
 from services.common.state_folder import SharedFolder
 from services.trial_runner.gang.gang_plan import (
+    GatewayTls,
     Network,
     Place,
     find_program,
@@ -194,9 +196,18 @@ class RankSetup:
             raise invalid("environment.no_directory", text)
         return directory
 
+    def _find_gateway_tls(self) -> GatewayTls | None:
+        named = self.folder.state.load_tls()
+        if named is None:
+            return None
+        # An image has no file of the host.
+        ca_file = named[0].ca_file if self.container is None else ""
+        return GatewayTls(str(PeerName(GATEWAY, named[1])), ca_file)
+
     async def _plan(self, network: Network, interpreter: Interpreter, directory: Path) -> RankStart:
         num_threads = threads_per_rank(self.spec, self.place, len(os.sched_getaffinity(0)))
         base, programs_directory = await self._search_base(interpreter)
+        gateway_tls = self._find_gateway_tls()
         environments = {
             rank: rank_environment(
                 self.spec,
@@ -209,6 +220,7 @@ class RankSetup:
                 socket_path=self.socket_path,
                 beat_path=str(self.beat_paths[rank]),
                 num_threads=num_threads,
+                gateway_tls=gateway_tls,
             )
             for rank in self.place.ranks
         }

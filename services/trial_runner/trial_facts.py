@@ -19,6 +19,7 @@ from gangline.errors import GanglineError
 from gangline.protocol.rpc import find_leader, token_metadata
 from gangline.v1 import rank_pb2, runner_pb2, runner_pb2_grpc
 from services.common.concurrency import cancel
+from services.common.state_folder import StateFolder
 from services.trial_runner.delivery.channel_route import route_to_leader
 from services.trial_runner.delivery.recorder import Recorder
 from services.trial_runner.delivery.reporter import Reporter
@@ -41,11 +42,13 @@ class TrialFacts:
     def __init__(
         self,
         spec: runner_pb2.RunnerSpec,
+        state: StateFolder,
         reporter: Reporter,
         recorder: Recorder,
         send: Callable[[int, rank_pb2.RunnerMessage], None],
     ) -> None:
         self._spec = spec
+        self._state = state
         self._reporter = reporter
         self._recorder = recorder
         self._send = send
@@ -113,7 +116,7 @@ class TrialFacts:
     async def _find(self) -> runner_pb2.FindTrialFactsResponse:
         """Asks one scheduler after another until one answers. Raises AioRpcError where it refuses to."""
         request = runner_pb2.FindTrialFactsRequest(allocation_id=self._spec.allocation.id)
-        route = route_to_leader(self._spec.scheduler_addresses)
+        route = route_to_leader(self._spec.scheduler_addresses, self._state)
         try:
             while True:
                 try:

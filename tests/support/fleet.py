@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from gangline.certificate.folder import CertificateFolder
 from gangline.client import Client
 from gangline.local.etcd_program import find_etcd_binary
 from gangline.local.identity import stop
@@ -31,6 +32,7 @@ from tests.support.forked_service import ForkedService
 from tests.support.gated_trial import wait_for
 from tests.support.namespace import held_namespaces
 from tests.support.port import own_ports
+from tests.support.tls import flags_of
 from tests.support.warm_program import WarmPair
 
 READY_SECONDS = 60.0
@@ -44,6 +46,7 @@ class Fleet:
     num_agents: int = 2
     slots: int = 2
     host: str = HOST  # address under which services are reached, and on which alone they listen
+    certificates: CertificateFolder | None = None  # of a cluster with TLS
     programs: dict[str, Program] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes] | ForkedService] = field(default_factory=dict)
 
@@ -55,6 +58,11 @@ class Fleet:
         for program in make_programs(self.layout, plan, sys.executable, find_etcd_binary()):
             self.programs[program.name] = _moved(program, self.host) if program.kind != "etcd" else program
         self._tell_agents(self.programs["scheduler"].addresses["grpc"])
+        if self.certificates is not None:
+            for name, program in self.programs.items():
+                for flag, value in flags_of(self.certificates, name if program.kind != "agent" else f"agent-{name}"):
+                    if program.kind != "etcd":
+                        self.set_flag(name, flag, value)
 
     @property
     def layout(self) -> Layout:
@@ -65,7 +73,8 @@ class Fleet:
         return self.programs["etcd"].addresses["client"]
 
     def connect(self) -> Client:
-        return Client(self.programs["gateway"].addresses["grpc"], self.layout.read_admin_token())
+        ca_file = str(self.certificates.ca_path) if self.certificates is not None else None
+        return Client(self.programs["gateway"].addresses["grpc"], self.layout.read_admin_token(), ca_file=ca_file)
 
     def add_scheduler(self) -> None:
         """A second one, "scheduler-2", and agents that know of both."""
@@ -163,6 +172,9 @@ def _moved(program: Program, host: str) -> Program:
     for address in program.addresses.values():
         words = _with(words, address, address.replace(HOST, host))
     words = tuple(host if word == HOST else word for word in words)
+    if program.kind in ("scheduler", "gateway"):
+        # The networks of a test are in namespaces of this machine.
+        words = (*words, "--allow-plaintext")
     addresses = {kind: address.replace(HOST, host) for kind, address in program.addresses.items()}
     return replace(program, arguments=words, addresses=addresses)
 

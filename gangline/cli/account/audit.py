@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gangline.cli.output.table_layout import Column
-from gangline.cli.output.terminal import say, say_json
+from gangline.cli.output.terminal import say, say_document, say_json
 from gangline.cli.shared import Wide, connect, format_instant, show_table
 from gangline.errors import invalid
 
@@ -67,7 +66,7 @@ def audit(
         if is_csv:
             is_first = True
             for page in _pages(client, wanted, limit):
-                sys.stdout.write(csv_of(page, with_header=is_first).replace("\r\n", "\n"))
+                say_document(csv_of(page, with_header=is_first).replace("\r\n", "\n"))
                 is_first = False
         elif is_json:
             for page in _pages(client, wanted, limit):

@@ -93,7 +93,7 @@ def say_json(value: Any, indent: int | None = 1, *, flush: bool = False) -> None
 
 
 def say_document(text: str) -> None:
-    """Prints a JSON document unchanged."""
+    """Prints a document, such as JSON or CSV, unchanged."""
     sys.stdout.write(text)
 
 

@@ -52,7 +52,7 @@ def _open(client: Client, number: int, *, is_quiet: bool) -> None:
     access = await_task(client, number, "NOTEBOOK")
     addresses = [each.http_address for each in client.get_cluster().services if each.kind == "gateway"]
     host = client.login.http_address or next((address for address in addresses if address), "")
-    url = f"http://{host}{access.path}"
+    url = f"{client.login.http_scheme}://{host}{access.path}"
     say([url])
     if not is_quiet:
         open_privately(url)

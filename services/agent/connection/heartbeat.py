@@ -18,6 +18,7 @@ import grpc
 import structlog
 
 from gangline.protocol import rpc
+from gangline.protocol.dialer import PLAIN, Dialer
 from gangline.v1 import agent_pb2, agent_pb2_grpc
 from services.common.timer_grid import seconds_until_due
 
@@ -31,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 class HeartbeatThread:
     """Sends the heartbeats of one stream. alive_at: returns when the event loop was last active, on the monotonic
-    clock. `start` and `stop` are called once each; both return at once."""
+    clock. dialer: has opened a channel before. `start` and `stop` are called once each; both return at once."""
 
     def __init__(
         self,
@@ -40,12 +41,15 @@ class HeartbeatThread:
         request: agent_pb2.HeartbeatRequest,
         beat_seconds: float,
         alive_at: Callable[[], float],
+        *,
+        dialer: Dialer = PLAIN,
     ) -> None:
         self._address = address
         self._metadata = tuple(metadata)
         self._request = request
         self._beat_seconds = beat_seconds
         self._alive_at = alive_at
+        self._dialer = dialer
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -58,7 +62,7 @@ class HeartbeatThread:
     def _run(self) -> None:
         while not self._is_over.is_set():
             try:
-                with grpc.insecure_channel(self._address, options=rpc.SMALL_MESSAGE_OPTIONS) as channel:
+                with self._dialer.open(self._address, rpc.SMALL_MESSAGE_OPTIONS) as channel:
                     stub = agent_pb2_grpc.AgentServiceStub(channel)
                     stub.Heartbeat(self._beats(), metadata=self._metadata)
             except grpc.RpcError as failure:

@@ -20,6 +20,7 @@ import structlog
 
 from gangline.errors import GanglineError
 from gangline.protocol import rpc
+from gangline.protocol.dialer import PLAIN, Dialer
 from gangline.protocol.peer_status import PeerStatus
 from gangline.v1 import agent_pb2, agent_pb2_grpc
 from services.agent.connection.heartbeat import HeartbeatThread
@@ -76,10 +77,18 @@ class LeaderStream:
     outbox: statuses and slots to send. Without a leader they accumulate; the next hello contains all of them, and the
     outbox is emptied.
     answers: is told of each heartbeat and each answer.
+    dialer: opens the channels.
     """
 
     def __init__(
-        self, addresses: Sequence[str], token: str, peer: Peer, outbox: Outbox, answers: LeaderAnswers
+        self,
+        addresses: Sequence[str],
+        token: str,
+        peer: Peer,
+        outbox: Outbox,
+        answers: LeaderAnswers,
+        *,
+        dialer: Dialer = PLAIN,
     ) -> None:
         self._route = LeaderChoice(tuple(addresses))
         self._metadata = rpc.token_metadata(token)
@@ -87,7 +96,10 @@ class LeaderStream:
         self._outbox = outbox
         self._answers = answers
         self._stale = asyncio.Event()
-        self._leader_watch = LeaderWatch(token, lambda: self._route.others, self._on_leader, self._on_schedulers)
+        self._dialer = dialer
+        self._leader_watch = LeaderWatch(
+            token, lambda: self._route.others, self._on_leader, self._on_schedulers, dialer
+        )
         self._attempted = ""
         self._agent_id = ""
         self._has_new_leader = asyncio.Event()
@@ -150,7 +162,7 @@ class LeaderStream:
         self._route = after_learning(self._route, addresses)
 
     async def _attempt(self, address: str) -> None:
-        async with grpc.aio.insecure_channel(address, options=rpc.SMALL_MESSAGE_OPTIONS) as channel:
+        async with self._dialer.open_async(address, rpc.SMALL_MESSAGE_OPTIONS) as channel:
             stub: agent_pb2_grpc.AgentServiceAsyncStub = agent_pb2_grpc.AgentServiceStub(channel)
             call = stub.Connect(metadata=self._metadata)
             peer_status = PeerStatus(call)
@@ -176,7 +188,12 @@ class LeaderStream:
         self._on_welcome(address, welcome, greeted_at)
         beat = agent_pb2.HeartbeatRequest(agent_id=self._agent_id, epoch=welcome.epoch)
         heartbeat_thread = HeartbeatThread(
-            address, self._metadata, beat, welcome.heartbeat_seconds, lambda: self._answers.heartbeat_at or 0.0
+            address,
+            self._metadata,
+            beat,
+            welcome.heartbeat_seconds,
+            lambda: self._answers.heartbeat_at or 0.0,
+            dialer=self._dialer,
         )
         heartbeat_thread.start()
         try:

@@ -16,6 +16,7 @@ import grpc.aio
 import structlog
 
 from gangline.protocol import rpc
+from gangline.protocol.dialer import PLAIN, Dialer
 from gangline.v1 import agent_pb2, agent_pb2_grpc
 from services.common.concurrency import first_of
 
@@ -35,6 +36,7 @@ class LeaderWatch:
     candidates: returns the addresses to ask, never empty; called before each call.
     on_leader: called with the epoch and the address of each leader that is newer than all before.
     on_schedulers: called with the addresses of all schedulers that are alive.
+    dialer: opens the channels.
     """
 
     def __init__(
@@ -43,11 +45,13 @@ class LeaderWatch:
         candidates: Callable[[], Sequence[str]],
         on_leader: Callable[[int, str], None],
         on_schedulers: Callable[[Sequence[str]], None],
+        dialer: Dialer = PLAIN,
     ) -> None:
         self._metadata = rpc.token_metadata(token)
         self._candidates = candidates
         self._on_leader = on_leader
         self._on_schedulers = on_schedulers
+        self._dialer = dialer
         self._epoch = 0
         self._schedulers: tuple[str, ...] = ()
         self._has_leader = asyncio.Event()
@@ -70,7 +74,7 @@ class LeaderWatch:
             candidates = self._candidates()
             address = candidates[num_failures % len(candidates)]
             try:
-                async with grpc.aio.insecure_channel(address, options=rpc.CHANNEL_OPTIONS) as channel:
+                async with self._dialer.open_async(address, rpc.CHANNEL_OPTIONS) as channel:
                     await self._ask_again_and_again(channel, address)
                 num_failures = 0
             except grpc.aio.AioRpcError as failure:

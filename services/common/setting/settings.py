@@ -15,17 +15,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gangline.domain.storage.storage_url import check_storage_url
 from gangline.errors import GanglineError, invalid
 from gangline.printable import find_unprintable
-from services.common.address import advertised_address
+from services.common.address import advertised_address, split_address
 from services.common.etcd.settings import EtcdSettings
 from services.common.setting.setting_error import Layer, explain, nearest
 from services.common.setting.setting_flag import flags_of, parse_flags, value_at
 from services.common.telemetry import LogFormat
+from services.common.tls.settings import TlsSettings, check_listen
 
 _ENVIRONMENT_PREFIX = "GANGLINE_"
 # Read by other programs of Gangline, and so close to a setting's name that it would count as a misspelling of it.
@@ -49,6 +50,8 @@ class ServiceSettings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     metrics_listen: str | None = None
     advertise_host: str | None = None
+    tls: TlsSettings = TlsSettings()
+    allow_plaintext: bool = Field(default=False, description="listen beyond this machine although TLS is off")
 
     @classmethod
     def settings_customise_sources(
@@ -82,6 +85,12 @@ class ServiceSettings(BaseSettings):
     def advertised(self, address: str) -> str:
         """Returns the address at which other machines reach an address that this service listens on."""
         return advertised_address(address, self.advertise_host)
+
+    def check_plaintext(self, listen: str, flag: str) -> None:
+        """Checks that a server may listen there. Raises GanglineError `tls.plaintext` for one without TLS that others
+        reach."""
+        host, _ = split_address(listen)
+        check_listen(listen, host, flag, is_secure=self.tls.is_set, allows_plaintext=self.allow_plaintext)
 
 
 def check_names(names: Iterable[str]) -> None:

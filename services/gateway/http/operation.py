@@ -53,10 +53,14 @@ async def metrics() -> Response:
 
 
 @router.get("/prom/http-sd")
-async def http_sd(open_cases: Open) -> list[ScrapeTargets]:
-    """Returns the targets for `http_sd_configs` of Prometheus."""
+async def http_sd(request: Request, open_cases: Open) -> list[ScrapeTargets]:
+    """Returns the targets for `http_sd_configs` of Prometheus. All gateways of a cluster use TLS, or none does."""
     targets = open_cases.cluster.list_targets()
-    return [ScrapeTargets(targets=[target.address], labels=target.labels) for target in targets]
+    by_tls = {"__scheme__": "https"} if request.app.state.is_secure else {}
+    return [
+        ScrapeTargets(targets=[target.address], labels=target.labels | (by_tls if target.is_of_http_port else {}))
+        for target in targets
+    ]
 
 
 @router.get("/api/v1/openapi.json")

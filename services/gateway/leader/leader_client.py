@@ -22,6 +22,7 @@ from gangline.domain.experiment import Experiment
 from gangline.domain.resource import ServiceInstance
 from gangline.errors import Effect, ErrorKind, GanglineError, unavailable
 from gangline.protocol import rpc, wire
+from gangline.protocol.dialer import PLAIN, Dialer
 from gangline.v1 import scheduler_pb2_grpc
 from services.common.concurrency import first_of
 from services.common.leader_probe import NOT_LEADER_CODE
@@ -70,7 +71,7 @@ class Leader:
     """Calls the leader. patience_seconds: for how long a change may wait for a leader that answers; None for
     PATIENCE_SECONDS.
 
-    etcd_problem: returns one sentence while etcd is known not to work, else an empty text.
+    etcd_problem: returns one sentence while etcd is known not to work, else an empty text. dialer: opens the channel.
     """
 
     def __init__(
@@ -79,12 +80,15 @@ class Leader:
         cluster_token: str,
         patience_seconds: float | None = None,
         etcd_problem: Callable[[], str] = lambda: "",
+        dialer: Dialer = PLAIN,
     ) -> None:
         self._mirror = mirror
         self._metadata = rpc.token_metadata(cluster_token)
         self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
         self._etcd_problem = etcd_problem
-        self._address = ""
+        self._dialer = dialer
+        # Of the channel: its address, and the version of the files of TLS.
+        self._target = ("", 0)
         self._channel: grpc.aio.Channel | None = None
         # Of the channel. Making one takes longer than a call's own work.
         self._stub: SchedulerServiceAsyncStub | None = None
@@ -179,14 +183,15 @@ class Leader:
         await asyncio.gather(*self._closing)
 
     def _dial(self, address: str) -> SchedulerServiceAsyncStub:
-        if self._stub is None or address != self._address:
+        target = (address, self._dialer.version)
+        if self._stub is None or target != self._target:
             if self._channel is not None:
                 # Calls that are in progress at the old leader may still be answered.
                 closing = asyncio.create_task(self._channel.close(TRY_SECONDS))
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
-            self._address = address
-            self._channel = grpc.aio.insecure_channel(address, options=rpc.CHANNEL_OPTIONS)
+            self._channel = self._dialer.open_async(address, rpc.CHANNEL_OPTIONS)
+            self._target = target
             self._stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         return self._stub
 

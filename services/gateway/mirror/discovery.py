@@ -20,6 +20,7 @@ class ScrapeTarget:
 
     address: str
     labels: dict[str, str]
+    is_of_http_port: bool = False  # whether it is the HTTP server of a gateway, which may use TLS
 
 
 def list_targets(
@@ -45,7 +46,7 @@ def _of_instances(instances: Iterable[ServiceInstance]) -> Iterator[ScrapeTarget
     for instance in instances:
         # A gateway serves its metrics on its HTTP port. A restarted service has the same address and another id.
         address = instance.metrics_address or instance.http_address
-        yield ScrapeTarget(address, {"service": instance.kind, "instance_id": address})
+        yield ScrapeTarget(address, {"service": instance.kind, "instance_id": address}, not instance.metrics_address)
 
 
 def _of_agents(agents: Iterable[Agent]) -> Iterator[ScrapeTarget]:

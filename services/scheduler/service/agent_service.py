@@ -25,7 +25,7 @@ from services.scheduler.agents.agent_session import AgentSession
 from services.scheduler.agents.reconcile import AgentDifference, Reported, compare
 from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.leader.term import Term
-from services.scheduler.service.access import require_cluster
+from services.scheduler.service.access import require_agent
 from services.scheduler.transition.availability import registered, slots_changed, unended_on
 from services.scheduler.transition.exit import unended_agents
 
@@ -46,10 +46,11 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def Connect(  # noqa: N802 - grpc's name
         self, request_iterator: Requests, _context: Any
     ) -> AsyncIterator[agent_pb2.ConnectResponse]:
-        require_cluster()
+        require_agent()
         term = await self._leader_status.reach()
         greeting = await _read_greeting(request_iterator)
         greeted_at, hello = time.time(), greeting.hello
+        require_agent(hello.agent.id)
         agent = wire.from_proto(Agent, _with_state(hello.agent))
         session = _admit(term, agent, asks_before_commands=hello.asks_before_commands)
         session.clock.heard(greeting.sent_at, greeted_at)
@@ -80,8 +81,9 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
         self, request_iterator: AsyncIterator[agent_pb2.HeartbeatRequest], _context: Any
     ) -> agent_pb2.HeartbeatResponse:
         """Renews the lease of an agent that is connected. The stream alone decides whether it is."""
-        require_cluster()
+        require_agent()
         async for request in request_iterator:
+            require_agent(request.agent_id)
             term = self._leader_status.require()
             if request.epoch == term.store.epoch and term.sessions.find(request.agent_id) is not None:
                 term.leases.renew(request.agent_id, time.monotonic())
@@ -90,7 +92,7 @@ class AgentService(agent_pb2_grpc.AgentServiceServicer):
     async def FindLeader(  # noqa: N802 - grpc's name
         self, request: agent_pb2.FindLeaderRequest, _context: Any
     ) -> agent_pb2.FindLeaderResponse:
-        require_cluster()
+        require_agent()
         known_addresses = request.scheduler_addresses
         leader = await self._leader_status.find_leader(request.epoch, known_addresses, FIND_SECONDS)
         return agent_pb2.FindLeaderResponse(

@@ -24,9 +24,9 @@ from services.scheduler.agents.runner_spec import witnesses_of
 from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.leader.term import Term
 from services.scheduler.rendezvous.coordinator import Attendance, RendezvousCoordinator, probes_of
-from services.scheduler.service.access import require_allocation
+from services.scheduler.service.access import require_allocation, require_member
 from services.scheduler.state import metrics
-from services.scheduler.state.records import get
+from services.scheduler.state.records import Records, get
 from services.scheduler.state.rules import Rules
 from services.scheduler.transition.fence import why_over
 from services.scheduler.transition.report import best_validation_of
@@ -64,6 +64,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
     ) -> runner_pb2.ReportTrialResponse:
         require_allocation(request.allocation_id)
         term = await self._leader_status.reach()
+        _check_member(term.state, request.allocation_id)
         over_reason = await term.intake.report(request.allocation_id, request.node_rank, request.report)
         if over_reason:
             return runner_pb2.ReportTrialResponse(over_reason=over_reason)
@@ -83,6 +84,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         if not term.leadership.is_fresh:
             # Another scheduler may lead by now, and grants nothing of what is promised here.
             raise not_leader()
+        _check_member(term.state, request.allocation_id)
         if request.HasField("exit"):
             await _take_exit(term, request)
         over_reason = why_over(term.state, request.allocation_id, request.node_rank)
@@ -106,6 +108,7 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
         require_allocation(request.allocation_id)
         state = (await self._leader_status.reach()).state
         allocation = get(state, Allocation, request.allocation_id)
+        require_member(allocation)
         experiment = get(state, Experiment, parse_trial_id(allocation.trial_id)[0])
         matches = recall(state.all_of(FusionRecord), request.family, experiment.owner)
         return runner_pb2.FindFusionResponse(records=[wire.to_proto(record) for record in matches])
@@ -115,13 +118,22 @@ class RunnerService(runner_pb2_grpc.RunnerServiceServicer):
     ) -> runner_pb2.FindTrialFactsResponse:
         require_allocation(request.allocation_id)
         state = (await self._leader_status.reach()).state
-        trial = get(state, Trial, get(state, Allocation, request.allocation_id).trial_id)
+        allocation = get(state, Allocation, request.allocation_id)
+        require_member(allocation)
+        trial = get(state, Trial, allocation.trial_id)
         return runner_pb2.FindTrialFactsResponse(
             metadata_json=trial.metadata_json,
             best_validation=best_validation_of(state, trial.experiment_id),
             # Another order to stop goes on with the trial later, so the runner has to know of it before the ranks end.
             stop_reason=trial.reason if trial.closing is Outcome.COMPLETED else "",
         )
+
+
+def _check_member(state: Records, allocation_id: str) -> None:
+    """Of an allocation that is on record no more, its runner learns that by the answer."""
+    allocation = state.find(Allocation, allocation_id)
+    if allocation is not None:
+        require_member(allocation)
 
 
 async def _take_exit(term: Term, request: runner_pb2.RenewAttemptRequest) -> None:
@@ -156,6 +168,7 @@ async def _read_hello(requests: Requests) -> runner_pb2.GangHello:
 def _attend(term: Term, hello: runner_pb2.GangHello) -> Attendance:
     """Raises GanglineError `allocation.not_found` or `allocation.stopping` when there is nothing to start."""
     allocation = get(term.state, Allocation, hello.allocation_id)
+    require_member(allocation)
     if allocation.state is State.STOPPING:
         raise conflict(
             "allocation.stopping", f"{describe_allocation(allocation.id)} is stopping: {allocation.stop_reason}"

@@ -14,6 +14,8 @@ from contextlib import suppress
 
 import grpc
 
+from gangline.domain.peer_name import GATEWAY, SCHEDULER
+from gangline.protocol.dialer import PLAIN, Dialer
 from gangline.protocol.rpc import CHANNEL_OPTIONS, raise_if_cancelled
 from services.common.state_folder import StateFolder
 
@@ -30,7 +32,8 @@ FIND_SECONDS = 0.5
 
 class ChannelRoute:
     """The current address and its channel. what: a noun for messages, such as "scheduler". longest_pause_seconds: None
-    for the cap that holds for gateways. find: returns the addresses as known now; empty for no news."""
+    for the cap that holds for gateways. find: returns the addresses as known now; empty for no news.
+    dialer: opens the channels."""
 
     def __init__(
         self,
@@ -39,10 +42,12 @@ class ChannelRoute:
         longest_pause_seconds: float | None = None,
         *,
         find: Callable[[], Sequence[str]] = tuple,
+        dialer: Dialer = PLAIN,
     ) -> None:
         self._what = what
         self._longest_pause_seconds = longest_pause_seconds
         self._find = find
+        self._dialer = dialer
         self._given, self._found = list(addresses), list[str]()
         self._addresses = self._given
         self._cursor = 0
@@ -63,7 +68,7 @@ class ChannelRoute:
         """Returns the channel to the current address. It is opened at the first call, so a process that never calls
         never connects."""
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+            self._channel = self._dialer.open_async(self.address, CHANNEL_OPTIONS)
         return self._channel
 
     def learn(self, addresses: Sequence[str]) -> None:
@@ -125,11 +130,11 @@ class ChannelRoute:
             await channel.close()
 
 
-def route_to_leader(addresses: Sequence[str]) -> ChannelRoute:
+def route_to_leader(addresses: Sequence[str], state: StateFolder) -> ChannelRoute:
     """Returns a route over all schedulers to the leading one."""
-    return ChannelRoute("scheduler", addresses, LEADER_PAUSE_SECONDS)
+    return ChannelRoute("scheduler", addresses, LEADER_PAUSE_SECONDS, dialer=state.dialer(SCHEDULER))
 
 
 def route_to_gateways(addresses: Sequence[str], state: StateFolder) -> ChannelRoute:
     """Returns a route over all gateways: those at the addresses first, then those of which the agent has heard."""
-    return ChannelRoute("gateway", addresses, find=state.load_gateways)
+    return ChannelRoute("gateway", addresses, find=state.load_gateways, dialer=state.dialer(GATEWAY))

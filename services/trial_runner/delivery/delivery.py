@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from gangline.domain.peer_name import GATEWAY
 from gangline.domain.settled.reading import settle
 from gangline.domain.state import TaskKind
 from gangline.v1 import runner_pb2
@@ -58,7 +59,7 @@ class Delivery:
         self._state = state
         self._spool_folder = spool_folder
         self._routes = (
-            route_to_leader(spec.scheduler_addresses),
+            route_to_leader(spec.scheduler_addresses, state),
             route_to_gateways(spec.gateway_addresses, state),
         )
         self.reporter = Reporter(
@@ -111,6 +112,7 @@ class Delivery:
                 folder.task_key_path,
                 uid,
                 user=user,
+                dialer=self._state.dialer(GATEWAY),
             )
             self._task_proxy.learn(self._spool_folder.gateways)
             self._tasks.append(asyncio.create_task(self._follow_gateways()))

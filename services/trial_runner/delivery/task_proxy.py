@@ -20,6 +20,7 @@ import grpc
 import structlog
 
 from gangline import unix_socket
+from gangline.protocol.dialer import PLAIN, Dialer
 from gangline.protocol.rpc import CHANNEL_OPTIONS, raise_if_cancelled, token_metadata
 from gangline.v1 import ingest_pb2, ingest_pb2_grpc
 from services.common.access.user_rights import rights_of
@@ -50,6 +51,7 @@ class TaskProxy:
         uid: int,
         *,
         user: RankUser | None = None,
+        dialer: Dialer = PLAIN,
     ) -> None:
         self._allocation_id = allocation_id
         self._metadata = token_metadata(token)
@@ -57,6 +59,7 @@ class TaskProxy:
         self._key_path = key_path
         self._uid = uid
         self._user = user
+        self._dialer = dialer
         # Nobody but the task's own processes finds the name of an account for an owner.
         self._account = user.name if user is not None else _name_of(uid)
         self._offers: dict[str, asyncio.Task[None]] = {}
@@ -89,7 +92,7 @@ class TaskProxy:
         failures = 0
         carrying: set[asyncio.Task[None]] = set()
         while True:
-            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            channel = self._dialer.open_async(address, CHANNEL_OPTIONS)
             try:
                 stub = ingest_pb2_grpc.IngestServiceStub(channel)
                 request = ingest_pb2.OfferTunnelsRequest(allocation_id=self._allocation_id, user=self._account)

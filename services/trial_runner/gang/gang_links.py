@@ -18,6 +18,7 @@ import structlog
 from gangline.domain.state import ExitKind
 from gangline.v1 import runner_pb2
 from services.trial_runner.gang import member_link
+from services.trial_runner.gang.link_tls import LinkTls
 from services.trial_runner.gang.member_link import MemberServer, Wire
 from services.trial_runner.gang.outcome import FailureRecord
 from services.trial_runner.gang.rendezvous import RendezvousFailed
@@ -35,6 +36,7 @@ class GangLinks:
     on_failure: called with each failure that another member reports, and with each lost member.
     on_beats: called on node rank 0 with a member's node rank and the progress of its ranks.
     on_hang: called with the failure that node rank 0 reports for a hang.
+    tls: None for plain text.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class GangLinks:
         on_failure: Callable[[FailureRecord], None],
         on_beats: OnBeats,
         on_hang: Callable[[FailureRecord], None],
+        tls: LinkTls | None = None,
     ) -> None:
         self._on_failure = on_failure
         self._on_beats = on_beats
@@ -53,13 +56,19 @@ class GangLinks:
         self._token = token
         self._node_rank = node_rank
         self._agent_ids = agent_ids
-        self._server = MemberServer(token, node_rank, self._on_link)
+        self._tls = tls
+        self._server = MemberServer(token, node_rank, self._on_link, tls)
         self._wires: dict[int, Wire] = {}
         self._done: set[int] = set()
         self._changed = asyncio.Event()
         self._store_port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._receiving: list[asyncio.Task[None]] = []
         self._is_closed = False
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether the links are by TLS."""
+        return self._tls is not None
 
     async def listen(self) -> int:
         """Answers probes and links from now on. Returns the port."""
@@ -133,7 +142,7 @@ class GangLinks:
         head, own = candidate.endpoints[0], candidate.endpoints[self._node_rank]
         address = (head.address, head.port)
         wire = await member_link.connect(
-            self._token, "link", self._node_rank, 0, address=address, own_address=own.address
+            self._token, "link", self._node_rank, 0, address=address, own_address=own.address, tls=self._tls
         )
         self._wires[0] = wire
         self._receiving.append(asyncio.create_task(self._receive(0, wire)))

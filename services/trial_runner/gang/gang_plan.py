@@ -51,6 +51,14 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayTls:
+    """The TLS of the gateways, for programs of a trial that call one. ca_file: empty if they cannot read it."""
+
+    name: str
+    ca_file: str
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """This machine's part of the gang."""
 
@@ -120,6 +128,7 @@ def rank_environment(
     socket_path: str,
     beat_path: str,
     num_threads: int,
+    gateway_tls: GatewayTls | None = None,
 ) -> dict[str, str]:
     """Returns the whole environment of one rank.
 
@@ -127,11 +136,12 @@ def rank_environment(
     torch.distributed take precedence over both.
     programs_directory: the folder of this Python. It comes first in PATH, so a script that starts python3 gets the same
     Python. Empty leaves PATH as it is.
+    gateway_tls: of programs that call a gateway by HTTP; without a CA file they use their own.
     """
     environment = without_settings(base)
     environment["PATH"] = _with_directory(environment.get("PATH", os.defpath), programs_directory)
     environment["OMP_NUM_THREADS"] = str(num_threads)
-    environment |= _determined_variables(spec, place, network)
+    environment |= _determined_variables(spec, place, network, gateway_tls)
     environment |= _device_variables(spec, place, rank)
     environment |= experiment_variables(spec)
     environment |= _torch_variables(spec, place, network, rank)
@@ -233,7 +243,9 @@ def _torch_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network
     }
 
 
-def _determined_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Network) -> dict[str, str]:
+def _determined_variables(
+    spec: runner_pb2.RunnerSpec, place: Place, network: Network, gateway_tls: GatewayTls | None
+) -> dict[str, str]:
     """Returns the variables that Determined sets in the processes of a trial, for scripts that read them. Their form is
     that of `determined.get_cluster_info()`.
 
@@ -264,7 +276,12 @@ def _determined_variables(spec: runner_pb2.RunnerSpec, place: Place, network: Ne
         "DET_SLOT_TYPE": "cuda" if _is_gpu(spec) else "cpu",
     }
     if spec.gateway_http_address:
-        variables["DET_MASTER"] = f"http://{spec.gateway_http_address}"
+        scheme = "http" if gateway_tls is None else "https"
+        variables["DET_MASTER"] = f"{scheme}://{spec.gateway_http_address}"
+    if gateway_tls is not None and gateway_tls.ca_file:
+        # Determined's client compares the certificate with this name in place of the host of DET_MASTER.
+        variables["DET_MASTER_CERT_NAME"] = gateway_tls.name
+        variables["DET_MASTER_CERT_FILE"] = gateway_tls.ca_file
     if spec.HasField("latest_checkpoint"):
         variables["DET_LATEST_CHECKPOINT"] = spec.latest_checkpoint.id
     return variables

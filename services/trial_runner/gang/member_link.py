@@ -1,8 +1,11 @@
 """The port on which a member of a gang answers the others: probes of the network, and links to node rank 0.
 
 Owns the greeting, in which both ends prove that they hold the allocation's token without sending it. Owns the limits of
-the frames of JSON as well. `network_probe.py` use both. The port is open on every interface, because the probes
+the frames of JSON as well. `network_probe.py` uses both. The port is open on every interface, because the probes
 decide which one the gang uses. It answers nothing but the greeting, and is closed once the gang is linked.
+
+With TLS a link changes to it after the greeting (`link_tls.py`). Each end insists on what its own agent has, so nobody
+between them can talk them out of it.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+import structlog
+
 from gangline.launch import channel
+from services.trial_runner.gang.link_tls import LinkTls, WrongMember
 
 # Limit for a greeting, after which a silent connection is closed.
 GREETING_SECONDS = 5.0
@@ -27,6 +33,8 @@ MAX_GREETING_BYTES = 1024
 _WANTS = ("probe", "link")
 # A host that lost its power is noticed after about this time; a process that died is noticed at once.
 DEAD_PEER_SECONDS = 15
+
+log = structlog.get_logger(__name__)
 
 
 class GreetingRefused(Exception):
@@ -39,10 +47,33 @@ class Wire:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        # Of plain text. A writer that is collected closes its connection, which is below the one of TLS.
+        self._below: asyncio.StreamWriter | None = None
         _watch_peer(writer.get_extra_info("socket"))
+
+    async def secure(self, tls: LinkTls, peer: int, *, is_server: bool) -> None:
+        """Goes on by TLS. The client calls it when the server, which sends nothing meanwhile, has begun. Raises
+        OSError, and GreetingRefused if another agent answers."""
+        # A reader of its own: bytes that a stranger sent in plain text before must not count as part of the link.
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        loop, context = asyncio.get_running_loop(), tls.context(is_server=is_server)
+        transport = await loop.start_tls(self._writer.transport, protocol, context, server_side=is_server)
+        if transport is None:
+            raise ConnectionResetError("it hung up")
+        protocol.connection_made(transport)
+        self._below, self._reader = self._writer, reader
+        self._writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        try:
+            tls.check(peer, transport.get_extra_info("ssl_object"))
+        except WrongMember as error:
+            raise GreetingRefused(str(error)) from error
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends without waiting. The receiving side notices a lost peer."""
+        # asyncio's TLS fails without a reason after a second close.
+        if self._writer.is_closing():
+            return
         with suppress(ConnectionError, RuntimeError):
             self._writer.write(channel.pack(message))
 
@@ -77,9 +108,16 @@ def _watch_peer(sock: socket.socket) -> None:
 
 class MemberServer:
     """Accepts the connections of other members. on_link: called with each member's node rank and wire; the connection
-    stays open while the call runs."""
+    stays open while the call runs. tls: of the links; None for plain text."""
 
-    def __init__(self, token: str, node_rank: int, on_link: Callable[[int, Wire], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        token: str,
+        node_rank: int,
+        on_link: Callable[[int, Wire], Awaitable[None]],
+        tls: LinkTls | None = None,
+    ) -> None:
+        self._tls = tls
         self._token = token
         self._node_rank = node_rank
         self._on_link = on_link
@@ -105,8 +143,8 @@ class MemberServer:
                 want, peer = await self._greet(wire)
             if want == "link":
                 await self._on_link(peer, wire)
-        except (TimeoutError, GreetingRefused):
-            pass
+        except (TimeoutError, OSError, GreetingRefused) as error:
+            log.info("a connection of the gang was refused", reason=str(error) or "it said nothing")
         finally:
             wire.close()
 
@@ -118,21 +156,32 @@ class MemberServer:
             raise GreetingRefused("no greeting")
         challenge = secrets.token_hex(16)
         proof = _prove(self._token, f"answer {want} {nonce} {peer} {self._node_rank}")
-        wire.send({"node_rank": self._node_rank, "proof": proof, "nonce": challenge})
+        wire.send({"node_rank": self._node_rank, "proof": proof, "nonce": challenge, "tls": self._tls is not None})
         answer = await wire.receive(MAX_GREETING_BYTES) or {}
         if not _is_proof(answer.get("proof"), self._token, f"{want} {challenge} {peer} {self._node_rank}"):
             raise GreetingRefused("wrong token")
         wire.send({"welcome": True})
+        if want == "link" and self._tls is not None:
+            await wire.secure(self._tls, peer, is_server=True)
+            # The other end learns by it that its certificate was good.
+            wire.send({"linked": True})
         return want, peer
 
 
 async def connect(
-    token: str, want: str, node_rank: int, peer: int, *, address: tuple[str, int], own_address: str
+    token: str,
+    want: str,
+    node_rank: int,
+    peer: int,
+    *,
+    address: tuple[str, int],
+    own_address: str,
+    tls: LinkTls | None = None,
 ) -> Wire:
     """Returns a proven connection to the member with node rank `peer`; want: "probe" or "link".
 
-    own_address: the local address of the connection, so that exactly this interface is used. Raises OSError, or
-    GreetingRefused if another process answers. The caller sets the deadline.
+    own_address: the local address of the connection, so that exactly this interface is used. tls: of a link; None for
+    plain text. Raises OSError, or GreetingRefused if another process answers. The caller sets the deadline.
     """
     reader, writer = await asyncio.open_connection(*address, local_addr=(own_address, 0))
     wire = Wire(reader, writer)
@@ -142,9 +191,16 @@ async def connect(
         answer = await wire.receive() or {}
         if not _is_proof(answer.get("proof"), token, f"answer {want} {nonce} {node_rank} {peer}"):
             raise GreetingRefused("another process answers on that port")
+        if want == "link" and bool(answer.get("tls")) != (tls is not None):
+            has = "its agent has no [tls], and this one has" if tls else "its agent has [tls], and this one has none"
+            raise GreetingRefused(f"{has}; set it for all agents, and restart them")
         wire.send({"proof": _prove(token, f"{want} {answer.get('nonce')} {node_rank} {peer}")})
         if (await wire.receive() or {}).get("welcome") is not True:
             raise GreetingRefused("it hung up")
+        if tls is not None:
+            await wire.secure(tls, peer, is_server=False)
+            if (await wire.receive(MAX_GREETING_BYTES) or {}).get("linked") is not True:
+                raise GreetingRefused("it refused the certificate of this agent")
     except BaseException:
         wire.close()
         raise

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from gangline.certificate.authority import Pair, issue
 from gangline.domain.allocation import ExitReport
+from gangline.domain.peer_name import make_peer_name
 from gangline.domain.state import ExitKind
 from gangline.errors import ErrorKind, GanglineError, not_found, unauthenticated
 from gangline.protocol import wire
@@ -23,8 +26,9 @@ from gangline.v1 import agent_pb2, agent_pb2_grpc, scheduler_pb2, scheduler_pb2_
 from services.common import server as server_module
 from services.common.access.call_limit import CallLimits
 from services.common.connection import stranger_watch
-from services.common.server import Principal, Server, ServerTls, current_principal, serve
-from tests.support.certificate import Authority
+from services.common.server import Principal, Server, ServerTls, current_peers, current_principal, serve
+from services.common.tls.identity import TlsIdentity
+from tests.support.tls import CLUSTER, files_of, make_certificates
 
 
 class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -39,6 +43,10 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise not_found("test.long", "\N{ROCKET}" * 100_000 + "\ud800\nthe end")
         if request.request_id == "bug":
             raise ZeroDivisionError("secret detail")
+        if request.request_id == "peers":
+            return scheduler_pb2.SubmitExperimentResponse(
+                warnings=["peers", ", ".join(map(str, current_peers() or ()))]
+            )
         principal = current_principal()
         return scheduler_pb2.SubmitExperimentResponse(warnings=[principal.kind, principal.name])
 
@@ -165,22 +173,36 @@ async def test_a_malformed_address_is_refused(listen: str) -> None:
     assert caught.value.code == "server.bad_address"
 
 
-async def test_tls_asks_for_a_client_certificate(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    pair, client = authority.issue("server"), authority.issue("client")
-    ca = authority.ca_file.read_bytes()
-    with_certificate = grpc.ssl_channel_credentials(ca, client.key_file.read_bytes(), client.cert_file.read_bytes())
-    async with serving(ServerTls(pair.cert_file, pair.key_file, authority.ca_file)) as server:
+async def test_only_clients_with_a_certificate_may_connect(tmp_path: Path) -> None:
+    folder = make_certificates(tmp_path, "a1")
+    ca, certificate, key = (path.read_bytes() for path in files_of(folder, "agent-a1").paths)
+    identity = TlsIdentity(files_of(folder, "scheduler"), "scheduler")
+    with_certificate = grpc.ssl_channel_credentials(ca, key, certificate)
+    async with serving(ServerTls(identity, asks_for_certificate=True)) as server:
         assert await _submit_over_tls(server, with_certificate) == "ann"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await _submit_over_tls(server, grpc.ssl_channel_credentials(ca))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def _submit_over_tls(server: Server, credentials: grpc.ChannelCredentials) -> str:
+async def test_a_certificate_of_another_cluster_has_no_role_here(tmp_path: Path) -> None:
+    """An authority of the house may sign for several clusters."""
+    folder = make_certificates(tmp_path)
+    authority = Pair(folder.ca_path.read_text(), folder.ca_key_path.read_text())
+    identity = TlsIdentity(files_of(folder, "scheduler"), "scheduler")
+    async with serving(ServerTls(identity, asks_for_certificate=True)) as server:
+        for cluster, peers in ((CLUSTER, f"gateway.{CLUSTER}"), ("other", "")):
+            pair = issue(authority, make_peer_name("gateway", cluster), (), datetime.now(UTC), 1)
+            credentials = grpc.ssl_channel_credentials(
+                authority.certificate.encode(), pair.key.encode(), pair.certificate.encode()
+            )
+            assert await _submit_over_tls(server, credentials, "peers") == peers
+
+
+async def _submit_over_tls(server: Server, credentials: grpc.ChannelCredentials, request_id: str = "") -> str:
     async with grpc.aio.secure_channel(server.address, credentials, options=CHANNEL_OPTIONS) as channel:
         stub: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        request = scheduler_pb2.SubmitExperimentRequest()
+        request = scheduler_pb2.SubmitExperimentRequest(request_id=request_id)
         answer = await stub.SubmitExperiment(request, metadata=token_metadata("token of ann"), timeout=5)
         return str(answer.warnings[1])
 

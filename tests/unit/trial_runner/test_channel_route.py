@@ -71,11 +71,13 @@ async def test_who_is_in_a_hurry_does_not_wait_for_the_end_of_a_pause(monkeypatc
     await asyncio.wait_for(pausing, 10)
 
 
-async def test_a_leader_is_looked_for_again_sooner_than_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_leader_is_looked_for_again_sooner_than_a_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("FIRST_PAUSE_SECONDS", "LONGEST_PAUSE_SECONDS"):
         monkeypatch.setattr(channel_route, name, 600.0)
     assert channel_route.LEADER_PAUSE_SECONDS <= 0.5
-    await asyncio.wait_for(route_to_leader(["a:1", "b:2"]).failed(), 5)
+    await asyncio.wait_for(route_to_leader(["a:1", "b:2"], StateFolder(tmp_path)).failed(), 5)
 
 
 async def test_a_loop_of_calls_ends_although_a_failing_call_drops_its_cancellation() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,11 @@ from gangline.v1 import runner_pb2
 from services.trial_runner.gang import gang_links as gang_module
 from services.trial_runner.gang import member_link
 from services.trial_runner.gang.gang_links import GangLinks
+from services.trial_runner.gang.link_tls import LinkTls
 from services.trial_runner.gang.member_link import GreetingRefused, MemberServer, Wire
 from services.trial_runner.gang.outcome import FailureRecord
 from services.trial_runner.gang.rendezvous import RendezvousFailed
+from tests.support.tls import CLUSTER, files_of, make_certificates
 from tests.support.wait import until
 
 AGENTS = ("a1", "a2", "a3")
@@ -24,7 +27,7 @@ Heard = list[tuple[int, FailureRecord]]
 MakeGang = Callable[[], Awaitable[tuple[list[GangLinks], Heard]]]
 
 
-def _member(node_rank: int, heard: Heard) -> GangLinks:
+def _member(node_rank: int, heard: Heard, tls: LinkTls | None = None) -> GangLinks:
     return GangLinks(
         "token",
         node_rank,
@@ -32,6 +35,7 @@ def _member(node_rank: int, heard: Heard) -> GangLinks:
         on_failure=lambda failure: heard.append((node_rank, failure)),
         on_beats=lambda *_: None,
         on_hang=lambda _: None,
+        tls=tls,
     )
 
 
@@ -46,13 +50,16 @@ def candidate(port: int) -> runner_pb2.NetworkCandidate:
     return runner_pb2.NetworkCandidate(subnet="loopback", endpoints=endpoints)
 
 
-@pytest.fixture
-async def make_gang() -> AsyncIterator[MakeGang]:
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+async def make_gang(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[MakeGang]:
     made: list[GangLinks] = []
+    folder = make_certificates(tmp_path, *AGENTS) if request.param else None
 
     async def make() -> tuple[list[GangLinks], Heard]:
         heard: Heard = []
-        made.extend(_member(rank, heard) for rank in range(3))
+        for rank, agent in enumerate(AGENTS):
+            tls = LinkTls(files_of(folder, f"agent-{agent}"), CLUSTER, AGENTS) if folder is not None else None
+            made.append(_member(rank, heard, tls))
         chosen = candidate(await made[0].listen())
         await asyncio.gather(*(member.link(chosen) for member in made))
         return made, heard

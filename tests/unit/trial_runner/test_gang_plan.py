@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+
+import pytest
 
 from gangline.cluster_info import ENVIRONMENT_KEY, ClusterInfo
 from gangline.v1 import types_pb2
 from services.trial_runner.gang.gang_plan import (
+    GatewayTls,
     Network,
     describe_earlier,
     find_place,
@@ -27,6 +31,7 @@ def environment(
     base: dict[str, str] | None = None,
     config: object = None,
     entrypoint: str = "model:Trial",
+    **more: Any,
 ) -> dict[str, str]:
     spec = make_spec(MEMBERS, node_rank, entrypoint, config={"environment": config} if config else None)
     spec.gateway_http_address = "10.0.0.9:8080"
@@ -42,6 +47,7 @@ def environment(
         beat_path="/beats",
         socket_path="/tmp/s/rank.sock",
         num_threads=3,
+        **more,
     )
 
 
@@ -93,6 +99,15 @@ def test_a_script_finds_determineds_variables() -> None:
         "DET_USE_GPU": "0",
         "DET_SLOT_TYPE": "cpu",
     }
+
+
+@pytest.mark.parametrize("ca_file", ["/etc/gangline/tls/ca.crt", ""])
+def test_a_script_finds_the_certificate_of_the_gateway(ca_file: str) -> None:
+    variables = environment(1, 5, gateway_tls=GatewayTls("gateway.lab", ca_file))
+    assert variables["DET_MASTER"] == "https://10.0.0.9:8080"
+    names = {name: value for name, value in variables.items() if name.startswith("DET_MASTER_CERT")}
+    expected = {"DET_MASTER_CERT_NAME": "gateway.lab", "DET_MASTER_CERT_FILE": ca_file}
+    assert names == (expected if ca_file else {})
 
 
 def test_the_port_offset_is_the_first_slot_of_the_head() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from gangline.config.strategy_choice import CandidateRow, StrategyChoice
 from gangline.v1 import ingest_pb2, rank_pb2, runner_pb2
+from services.common.state_folder import StateFolder
 from services.trial_runner import trial_facts
 from services.trial_runner.trial_facts import MAX_QUESTIONS, TrialFacts
 from tests.support.delivery import make_delivery
@@ -38,6 +39,7 @@ class World:
         self.delivery.reporter.open()
         self.facts = TrialFacts(
             spec,
+            StateFolder(self._folder),
             self.delivery.reporter,
             recorder,
             lambda rank, message: self.said.append((rank, message.trial_answer)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -214,11 +215,14 @@ class HttpServer:
         await self._serving
 
 
-async def serve_http(app: FastAPI, listen: str, trusted_proxies: Sequence[str] = ()) -> HttpServer:
+async def serve_http(
+    app: FastAPI, listen: str, trusted_proxies: Sequence[str] = (), tls: ssl.SSLContext | None = None
+) -> HttpServer:
     """Returns once the server accepts requests. trusted_proxies: addresses and networks whose X-Forwarded-For names the
-    caller; from other peers it means nothing. Raises GanglineError `server.port_in_use`."""
+    caller; from other peers it means nothing. tls: None for plain text. Raises GanglineError `server.port_in_use`."""
     most = fit_connections(MAX_CONNECTIONS, _FILES_DIVISOR, "the HTTP server")
     listening = _bind(listen)
+    app.state.is_secure = tls is not None
     app.state.connections = ConnectionTable(
         Networks(trusted_proxies), most=most, most_of_address=min(MAX_OF_ADDRESS, most // 4)
     )
@@ -228,6 +232,10 @@ async def serve_http(app: FastAPI, listen: str, trusted_proxies: Sequence[str] =
         server_header=False, http=_Connection, h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_keep_alive=IDLE_SECONDS, proxy_headers=bool(trusted_proxies), forwarded_allow_ips=[*trusted_proxies],
     )  # fmt: skip
+    if tls is not None:
+        # uvicorn would make a context of its own from paths, which never reads them again.
+        config.load()
+        config.ssl = tls
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]), name="http")
     host, _ = split_address(listen)
