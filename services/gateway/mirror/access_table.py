@@ -160,7 +160,7 @@ NEED_BY_DETERMINED_ROUTE = _read_routes(_DETERMINED)
 
 def check_call(need: Need | None, principal: Principal, state: ClusterState) -> None:
     """Refuses what no record could allow. need: None for a call without an entry. Raises GanglineError `auth.no_entry`,
-    `auth.forbidden`, `auth.not_admin`, `auth.no_role`."""
+    `auth.forbidden`, `auth.no_role`."""
     if need is None:
         raise GanglineError(
             "auth.no_entry",
@@ -172,12 +172,8 @@ def check_call(need: Need | None, principal: Principal, state: ClusterState) -> 
         raise GanglineError("auth.forbidden", text, ErrorKind.FORBIDDEN)
     if principal.kind != "user":
         return
-    if need is Need.ADMIN and not principal.is_admin:
-        raise GanglineError(
-            "auth.not_admin",
-            f"{principal.name} is no administrator, and only those may make this call; ask one of them",
-            ErrorKind.FORBIDDEN,
-        )
+    # The use cases refuse what is for administrators: they can name what was attempted, in the error and in the record
+    # of the audit log. `test_rights.py` makes each of these calls as each caller.
     rights = sight_of(state, principal).rights
     if need in (Need.EDIT_SOMEWHERE, Need.EDIT) and not rights.may_somewhere(Role.EDITOR):
         raise lacks_role(principal.name, "make this call", Role.EDITOR, "")

@@ -86,7 +86,9 @@ async def test_http_has_determineds_paths(
 async def test_only_administrators_and_the_cluster_may(admin: Client, client: Client, leader: StandInLeader) -> None:
     code, message = await code_of(client, update("DISABLED"))
     assert code == "auth.not_admin"
-    assert message == ("alice is no administrator, and only those may make this call; ask one of them")
+    assert message == (
+        "alice is no administrator, and only those may enable, drain or disable agents and slots; ask one of them"
+    )
     answer = await client.http.post("/api/v1/agents/a1/slots/0/disable")
     assert (answer.status_code, answer.json()["code"]) == (403, "auth.not_admin")
     assert leader.agent_changes == []

@@ -361,6 +361,7 @@ async def _request(client: httpx.AsyncClient, method: str, url: str, body: Any) 
 
 _DETERMINED_PARTS = {"task": "1.1", "uuid": CHECKPOINT_ID, "agent": "a1", "slot": "0", "label": "a", "name": "t"}
 _DETERMINED_BODIES: dict[str, Any] = {
+    "POST /api/v1/users": {"user": {"username": "more", "active": True}, "password": "Password-of-more-1"},
     "POST /api/v1/experiments/{id}/move": {"destinationProjectId": 2},
     "DELETE /api/v1/checkpoints": {"checkpointUuids": [CHECKPOINT_ID]},
     "POST /api/v1/checkpoints/rm": {"checkpointUuids": [CHECKPOINT_ID], "checkpointGlobs": ["**"]},

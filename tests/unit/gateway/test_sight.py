@@ -264,7 +264,6 @@ def test_a_call_without_an_entry_is_refused_for_everyone(mirror: StandInMirror) 
 @pytest.mark.parametrize(
     ("need", "principal", "code"),
     [
-        (Need.ADMIN, ANN, "auth.not_admin"),
         (Need.ADMIN, CLUSTER, ""),
         (Need.EDIT, ANN, "auth.no_role"),
         (Need.EDIT_SOMEWHERE, EVE, "auth.no_role"),
