@@ -3,7 +3,6 @@ has no more rights than its unit claims."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -34,6 +33,7 @@ ExecStart=/opt/etcd --name=etcd-1 --data-dir=/var/lib/etcd --listen-client-urls=
 
 # Reports one metric, then goes on when the test makes a file.
 TRAINING = """
+import os
 import time
 from pathlib import Path
 
@@ -42,13 +42,24 @@ from gangline import core, get_cluster_info
 gate = Path(get_cluster_info().trial.hparams["gate"])
 with core.init() as context:
     context.train.report_training_metrics(1, {"loss": 1.0})
-    print("waits at the gate", flush=True)
+    print("waits at the gate", os.getpid(), flush=True)
     while not gate.exists():
         time.sleep(0.05)
     with context.checkpoint.store_path({"steps_completed": 2}) as (path, _):
         (path / "weights").write_bytes(b"w")
     context.train.report_validation_metrics(2, {"loss": 0.5})
-    print("went through", flush=True)
+    print("went through", os.getpid(), flush=True)
+"""
+
+# As docs/cluster.md shows it: the account of the service cannot read the file itself.
+CREDENTIAL = """
+[Service]
+LoadCredential=admin.token:/etc/gangline/admin.token
+Environment=GANGLINE_ADMIN_TOKEN_FILE=%d/admin.token
+"""
+READY_FILE = """
+[Service]
+Environment=GANGLINE_READY_FILE=/run/gangline/scheduler/ready
 """
 
 # docs/cluster.md, word for word.
@@ -82,24 +93,23 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 def test_docs_have_the_commands_of_this_test() -> None:
     text = (ROOT / "docs" / "cluster.md").read_text()
-    for command in (USER_AND_TOKENS + SETTINGS_AND_UNITS).strip().splitlines():
+    for command in (USER_AND_TOKENS + SETTINGS_AND_UNITS + CREDENTIAL).strip().splitlines():
         assert command in text
 
 
 def test_a_cluster_of_units_trains_while_the_agent_restarts(machine: Machine) -> None:
     number = _submit(machine, "/tmp/gate")
-    _wait_for_log(machine, number, "waits at the gate")
+    rank = _wait_for_log(machine, number, r"waits at the gate (\d+)")
     before = machine.main_pid("gangline-agent")
-    ranks = machine.run("pgrep", "-f", "train.py")
     machine.run("systemctl", "restart", "gangline-agent")
     assert machine.main_pid("gangline-agent") not in (0, before)
-    assert machine.run("pgrep", "-f", "train.py") == ranks
+    until_sync(lambda: "ALIVE" in machine.run(GANGLINE, "agent", "list"), "the return of the agent")
     machine.run("touch", "/tmp/gate")
-    _wait_for_log(machine, number, "went through")
+    assert _wait_for_log(machine, number, r"went through (\d+)") == rank, "the restart ended the rank"
     machine.run(GANGLINE, "experiment", "wait", number)
-    described = json.loads(machine.run(GANGLINE, "experiment", "describe", number, "--json"))
-    assert "COMPLETED" in json.dumps(described)
-    assert machine.run("sh", "-c", "ls /mnt/gangline/checkpoints")
+    described = machine.run(GANGLINE, "experiment", "describe", number)
+    assert "COMPLETED" in described, described
+    assert machine.run("sh", "-c", "ls -A /mnt/gangline/checkpoints") != ""
 
 
 @pytest.mark.parametrize("unit", CONFINED)
@@ -111,6 +121,16 @@ def test_service_has_no_rights_of_root(machine: Machine, unit: str) -> None:
     assert status["Seccomp"] == "2"
     for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
         assert int(status[name], 16) == 0, name
+
+
+def test_scheduler_reads_a_token_that_only_root_can_read(machine: Machine) -> None:
+    """The cluster has answered to this token, so the scheduler has read it."""
+    refused = _as_service(machine, "gangline-scheduler", "cat /etc/gangline/admin.token")
+    assert "Permission denied" in refused
+    assert machine.run("stat", "-c", "%a", "/etc/gangline/admin.token") == "600\n"
+    assert f'"pid": {machine.main_pid("gangline-scheduler")},' in machine.run("cat", "/run/gangline/scheduler/ready")
+    for unit in (*CONFINED, "gangline-agent"):
+        assert "has a secret" not in machine.journal(unit)
 
 
 @pytest.mark.parametrize("unit", CONFINED)
@@ -165,7 +185,14 @@ def _install(machine: Machine) -> None:
     _edit(machine, "agent.toml", agent)
     machine.copy_in(find_etcd_binary(), "/opt/etcd")
     machine.write("/etc/systemd/system/etcd.service", ETCD + "\n[Install]\nWantedBy=multi-user.target\n")
+    machine.run("chown", "root:", "/etc/gangline/admin.token")
+    _add_drop_in(machine, "gangline-scheduler", "credential", CREDENTIAL)
+    _add_drop_in(machine, "gangline-scheduler", "ready", READY_FILE)
     machine.run("systemctl", "daemon-reload")
+
+
+def _add_drop_in(machine: Machine, unit: str, name: str, content: str) -> None:
+    machine.write(f"/etc/systemd/system/{unit}.service.d/{name}.conf", content)
 
 
 def _make_environment(machine: Machine) -> None:
@@ -198,7 +225,7 @@ def _wait_for_cluster(machine: Machine) -> None:
             assert int(machine.run("systemctl", "show", "--property=NRestarts", "--value", unit)) == 0, unit
         if machine.attempt(GANGLINE, "login", "127.0.0.1:8081", stdin=token).returncode != 0:
             return False
-        return "READY" in machine.run(GANGLINE, "agent", "list", is_checked=False)
+        return "ALIVE" in machine.run(GANGLINE, "agent", "list", is_checked=False)
 
     until_sync(is_ready, "the start of the cluster", 60)
 
@@ -218,12 +245,20 @@ def _submit(machine: Machine, gate: str) -> str:
     return found[1]
 
 
-def _wait_for_log(machine: Machine, number: str, text: str) -> None:
+def _wait_for_log(machine: Machine, number: str, pattern: str) -> str:
+    """Returns the first group of a pattern, when a line of the experiment's log matches."""
+
+    def find() -> re.Match[str] | None:
+        return re.search(pattern, machine.run(GANGLINE, "experiment", "logs", number, is_checked=False))
+
     try:
-        until_sync(lambda: text in machine.run(GANGLINE, "experiment", "logs", number, is_checked=False), text, 60)
+        until_sync(lambda: find() is not None, pattern, 60)
     except AssertionError as error:
         logs = machine.run(GANGLINE, "experiment", "logs", number, is_checked=False)
         raise AssertionError(f"{error}\n{logs}\n{_say_all(machine)}") from error
+    found = find()
+    assert found is not None
+    return found[1]
 
 
 def _say_all(machine: Machine) -> str:
@@ -242,6 +277,6 @@ def _is_alive(machine: Machine, pid: str) -> bool:
 
 def _as_service(machine: Machine, unit: str, script: str) -> str:
     """Returns what a script says that runs with the mounts and the account of a service."""
-    enter = ["nsenter", f"--target={machine.main_pid(unit)}", "--mount", "--root"]
+    enter = ["nsenter", f"--target={machine.main_pid(unit)}", "--mount", "--root", "--wd"]
     become = ["setpriv", "--reuid=gangline", "--regid=gangline", "--clear-groups"]
     return machine.run(*enter, *become, "sh", "-c", script, is_checked=False)

@@ -76,6 +76,8 @@ mkdir "$root/etc/systemd/system"
 rm -f "$root/etc/machine-id"
 touch "$root/etc/machine-id"
 ip link set lo up
+# As systemd makes it where it believes itself on real hardware.
+mount --make-rshared "$root"
 mount -t cgroup2 cgroup2 "$1/control"
 mkdir "$1/control/$2"
 echo 0 >"$1/control/$2/cgroup.procs"
@@ -144,7 +146,7 @@ class Machine:
     def _enter(self) -> list[str]:
         """Returns a command that runs the words behind it in the machine, as root in an environment as after a login."""
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        enter = ["nsenter", f"--target={self.pid}", "--all", "--root", "--wd"]
+        enter = ["nsenter", f"--target={self.pid}", "--all", "--root", "--wd=/"]
         return [*enter, "env", "-i", f"PATH={path}", "HOME=/root", "LANG=C.UTF-8"]
 
 
