@@ -57,6 +57,10 @@ CREDENTIAL = """
 LoadCredential=admin.token:/etc/gangline/admin.token
 Environment=GANGLINE_ADMIN_TOKEN_FILE=%d/admin.token
 """
+STORAGE = """
+[Service]
+ReadWritePaths=/home/gangline/storage
+"""
 READY_FILE = """
 [Service]
 Environment=GANGLINE_READY_FILE=/run/gangline/scheduler/ready
@@ -143,9 +147,11 @@ def test_service_writes_only_where_its_unit_lets_it(machine: Machine, unit: str)
     assert machine.attempt("test", "-e", "/tmp/x").returncode == 1, "the unit shares /tmp with the machine"
 
 
-def test_gateway_writes_the_storage_also_where_it_is_mounted_later(machine: Machine) -> None:
+def test_gateway_writes_storages_also_one_that_is_mounted_later(machine: Machine) -> None:
     unit = "gangline-gateway"
-    assert _as_service(machine, unit, "touch /mnt/gangline/x /var/lib/gangline/gateway/x") == ""
+    folders = ("/mnt/gangline", "/var/lib/gangline/gateway", "/run/gangline/gateway", "/home/gangline/storage")
+    for folder in folders:
+        assert _as_service(machine, unit, f"touch {folder}/x") == "", folder
     machine.run("mkdir", "/mnt/later")
     machine.run("mount", "-t", "tmpfs", "-o", "mode=0777", "tmpfs", "/mnt/later")
     assert _as_service(machine, unit, "touch /mnt/later/x") == ""
@@ -188,6 +194,8 @@ def _install(machine: Machine) -> None:
     machine.run("chown", "root:", "/etc/gangline/admin.token")
     _add_drop_in(machine, "gangline-scheduler", "credential", CREDENTIAL)
     _add_drop_in(machine, "gangline-scheduler", "ready", READY_FILE)
+    machine.run("install", "-d", "-o", "gangline", "/home/gangline/storage")
+    _add_drop_in(machine, "gangline-gateway", "storage", STORAGE)
     machine.run("systemctl", "daemon-reload")
 
 
@@ -204,8 +212,8 @@ def _make_environment(machine: Machine) -> None:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     lines = f"{SOURCE}\nimport site; site.addsitedir('{PACKAGES}/lib/{version}/site-packages')\n"
     machine.write(f"/opt/gangline/lib/{version}/site-packages/tests.pth", lines)
-    copy = 'for name in "$0"/bin/gangline*; do sed "1s|.*|#!/opt/gangline/bin/python|" "$name" >"/opt/gangline/bin/${name##*/}"; done'
-    machine.run("sh", "-euc", f"{copy}; chmod 0755 /opt/gangline/bin/gangline*", PACKAGES)
+    machine.run("sh", "-euc", f"cp {PACKAGES}/bin/gangline* /opt/gangline/bin/")
+    machine.run("sh", "-euc", "sed -i '1s|.*|#!/opt/gangline/bin/python|' /opt/gangline/bin/gangline*")
 
 
 def _edit(machine: Machine, name: str, values: dict[str, str]) -> None:

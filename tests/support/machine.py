@@ -94,7 +94,7 @@ set -eu
 mount -t tmpfs tmpfs /mnt
 mkdir /mnt/control
 mount -t cgroup2 cgroup2 /mnt/control
-! test -d "/mnt/control/$1" || find "/mnt/control/$1" -depth -type d -exec rmdir {} ';'
+! test -d "/mnt/control/$1" || find "/mnt/control/$1" -depth -type d -exec rmdir {} +
 """
 
 
@@ -144,9 +144,9 @@ class Machine:
         return self._console.text()
 
     def _enter(self) -> list[str]:
-        """Returns a command that runs the words behind it in the machine, as root in an environment as after a login."""
+        """Returns a command that runs the words behind it in the machine, with the environment of a login as root."""
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        enter = ["nsenter", f"--target={self.pid}", "--all", "--root", "--wd=/"]
+        enter = ["nsenter", f"--target={self.pid}", "--all", "--root", "--wd"]
         return [*enter, "env", "-i", f"PATH={path}", "HOME=/root", "LANG=C.UTF-8"]
 
 
@@ -190,7 +190,11 @@ def why_no_machine() -> str:
     if missing:
         return f"there is no program {missing[0]}"
     tried = subprocess.run(
-        ["unshare", *_NAMESPACES, "sh", "-euc", _TRY], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        ["unshare", *_NAMESPACES, "sh", "-euc", _TRY],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return "" if tried.returncode == 0 else f"namespaces and mounts are refused here: {tried.stderr.strip()}"
 

@@ -1,4 +1,4 @@
-"""Secrets in files: one that every account of the machine can read is used, and named with the command that closes it."""
+"""A secret in a file that every account can read is used, and a warning names the command that closes the file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def test_open_file_is_named_with_the_remedy(folder: Path, mode: int) -> None:
     path = folder / "token"
     path.write_text(TOKEN)
     path.chmod(mode)
-    said = f"{path} has a secret and the mode {mode:04o}: every account of this machine can read it; run: chmod o= {path}"
+    said = (
+        f"{path} has a secret and the mode {mode:04o}: every account of this machine can read it; run: chmod o= {path}"
+    )
     assert warnings_of(path) == [said]
     with capture_logs() as logs:
         assert load_token(path) == TOKEN

@@ -16,8 +16,8 @@ from tests.support.source import ROOT
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 
 
-# The most that `systemd-analyze security` of systemd 252 may find, from 0 (no rights) to 10. The agent starts the programs
-# of users, with GPUs and in containers; its unit says why it cannot take more.
+# The most that `systemd-analyze security` of systemd 252 may find, from 0 (no rights) to 10. The agent starts the
+# programs of users, with GPUs and in containers; its unit says why it cannot take more.
 EXPOSURES = {"gangline-agent": 8.7, "gangline-gateway": 1.6, "gangline-scheduler": 1.6}
 
 needs_systemd = pytest.mark.skipif(
