@@ -12,6 +12,8 @@ from structlog.testing import capture_logs
 
 from services.common.access.secret_file import read_secret
 from services.common.access.security import load_token
+from services.common.etcd.connection import Rotation
+from services.common.etcd.settings import EtcdSettings
 from services.common.setting.settings import ServiceSettings
 
 TOKEN = "a token of more than 16 characters".replace(" ", "-")
@@ -56,6 +58,15 @@ def test_open_file_is_named_with_the_remedy(folder: Path, mode: int) -> None:
     with capture_logs() as logs:
         assert load_token(path) == TOKEN
     assert [entry["event"] for entry in logs] == [said]
+
+
+def test_private_keys_are_checked_and_certificates_are_not(folder: Path) -> None:
+    for name in ("key", "certificate"):
+        (folder / name).write_text(TOKEN)
+        (folder / name).chmod(0o644)
+    with capture_logs() as logs:
+        Rotation(EtcdSettings(cert_file=folder / "certificate", key_file=folder / "key"))
+    assert [entry["event"].partition(" ")[0] for entry in logs] == [str(folder / "key")]
 
 
 def test_open_file_in_a_closed_folder_is_safe(folder: Path) -> None:
