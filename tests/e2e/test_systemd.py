@@ -157,6 +157,7 @@ def test_gateway_writes_storages_also_one_that_is_mounted_later(machine: Machine
     assert _as_service(machine, unit, "touch /mnt/later/x") == ""
     assert machine.attempt("test", "-e", "/mnt/later/x").returncode == 0
     machine.run("umount", "/mnt/later")
+    assert _as_service(machine, unit, "ls /mnt/later") == "", "a lost mount stays in the unit"
 
 
 @pytest.mark.parametrize("unit", CONFINED)
@@ -183,7 +184,8 @@ def _install(machine: Machine) -> None:
     """Follows docs/cluster.md; only the installation by pip is replaced by the environment of the tests."""
     machine.run("sh", "-euc", USER_AND_TOKENS)
     _make_environment(machine)
-    machine.run("install", "-d", "-o", "gangline", "-m", "2775", "/mnt/gangline")
+    machine.run("mkdir", "/mnt/gangline")
+    machine.run("mount", "-t", "tmpfs", "-o", "mode=0755,uid=gangline", "tmpfs", "/mnt/gangline")
     machine.run("sh", "-euc", f"cd {SOURCE}\n{SETTINGS_AND_UNITS}")
     _edit(machine, "scheduler.toml", {"endpoints": '["127.0.0.1:2379"]', "advertise_host": '"127.0.0.1"'})
     _edit(machine, "gateway.toml", {"endpoints": '["127.0.0.1:2379"]', "advertise_host": '"127.0.0.1"'})
