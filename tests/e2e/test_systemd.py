@@ -73,6 +73,20 @@ install -d -m 0755 /etc/gangline
 (umask 077; openssl rand -hex 32 >/etc/gangline/cluster.token; openssl rand -hex 32 >/etc/gangline/admin.token)
 chown gangline: /etc/gangline/*.token
 """
+CERTIFICATES = """
+gangline certs init --cluster lab
+gangline certs issue scheduler
+gangline certs issue gateway --host gpu-head-1 --host gpu-head-1.example.org --host 10.0.0.5
+gangline certs issue agent gpu-7        # for each agent, with its id: by default the name of its host
+"""
+COPIES = """
+install -d -m 0755 /etc/gangline/tls
+install -m 0644 ca.crt /etc/gangline/tls/
+install -m 0600 -o gangline scheduler.crt scheduler.key /etc/gangline/tls/      # on the hosts of schedulers
+install -m 0600 -o gangline gateway.crt gateway.key /etc/gangline/tls/          # on the gateway's
+install -m 0600 -o gangline agent-gpu-7.crt /etc/gangline/tls/agent.crt         # on the GPU host gpu-7
+install -m 0600 -o gangline agent-gpu-7.key /etc/gangline/tls/agent.key
+"""
 SETTINGS_AND_UNITS = """
 install -m 0644 deploy/settings/scheduler.toml /etc/gangline/
 install -m 0644 deploy/settings/gateway.toml   /etc/gangline/
@@ -97,7 +111,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 def test_docs_have_the_commands_of_this_test() -> None:
     text = (ROOT / "docs" / "cluster.md").read_text()
-    for command in (USER_AND_TOKENS + SETTINGS_AND_UNITS + CREDENTIAL).strip().splitlines():
+    for command in (USER_AND_TOKENS + CERTIFICATES + COPIES + SETTINGS_AND_UNITS + CREDENTIAL).strip().splitlines():
         assert command in text
 
 
@@ -184,12 +198,15 @@ def _install(machine: Machine) -> None:
     """Follows docs/cluster.md; only the installation by pip is replaced by the environment of the tests."""
     machine.run("sh", "-euc", USER_AND_TOKENS)
     _make_environment(machine)
+    machine.run("hostname", "gpu-7")
+    machine.run("sh", "-euc", "echo 127.0.0.1 gpu-7 gpu-head-1 >>/etc/hosts")
+    machine.run("sh", "-euc", f"PATH=/opt/gangline/bin:$PATH; cd $(mktemp -d)\n{CERTIFICATES}cd certs\n{COPIES}")
     machine.run("mkdir", "/mnt/gangline")
     machine.run("mount", "-t", "tmpfs", "-o", "mode=0755,uid=gangline", "tmpfs", "/mnt/gangline")
     machine.run("sh", "-euc", f"cd {SOURCE}\n{SETTINGS_AND_UNITS}")
-    _edit(machine, "scheduler.toml", {"endpoints": '["127.0.0.1:2379"]', "advertise_host": '"127.0.0.1"'})
-    _edit(machine, "gateway.toml", {"endpoints": '["127.0.0.1:2379"]', "advertise_host": '"127.0.0.1"'})
-    agent = {"scheduler_addresses": '["127.0.0.1:8082"]', "slots": "1", "advertise_host": '"127.0.0.1"'}
+    _edit(machine, "scheduler.toml", {"endpoints": '["127.0.0.1:2379"]', "advertise_host": '"gpu-head-1"'})
+    _edit(machine, "gateway.toml", {"endpoints": '["127.0.0.1:2379"]', "advertise_host": '"gpu-head-1"'})
+    agent = {"scheduler_addresses": '["gpu-head-1:8082"]', "slots": "1", "advertise_host": '"gpu-7"'}
     _edit(machine, "agent.toml", agent)
     machine.copy_in(find_etcd_binary(), "/opt/etcd")
     machine.write("/etc/systemd/system/etcd.service", ETCD + "\n[Install]\nWantedBy=multi-user.target\n")
@@ -233,7 +250,8 @@ def _wait_for_cluster(machine: Machine) -> None:
     def is_ready() -> bool:
         for unit in (*CONFINED, "gangline-agent"):
             assert int(machine.run("systemctl", "show", "--property=NRestarts", "--value", unit)) == 0, unit
-        if machine.attempt(GANGLINE, "login", "127.0.0.1:8081", stdin=token).returncode != 0:
+        login = (GANGLINE, "login", "gpu-head-1:8081", "--ca-file", "/etc/gangline/tls/ca.crt")
+        if machine.attempt(*login, stdin=token).returncode != 0:
             return False
         return "ALIVE" in machine.run(GANGLINE, "agent", "list", is_checked=False)
 
