@@ -17,6 +17,7 @@ def main() -> int:
     try:
         settings = AgentSettings.load()
         configure_logging(AgentSettings.service, settings.log_format, settings.log_level)
+        settings.warn_of_open_file()
         asyncio.run(run(settings, RunnerProgram()))
     except GanglineError as error:
         print(f"gangline-agent: {error.message}", file=sys.stderr)

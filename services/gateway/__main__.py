@@ -24,6 +24,7 @@ def main() -> None:
     try:
         settings = GatewaySettings.load()
         configure_logging("gateway", settings.log_format, settings.log_level)
+        settings.warn_of_open_file()
         asyncio.run(_serve_until_stopped(settings))
     except GanglineError as error:
         print(f"gangline-gateway: {error.message}", file=sys.stderr)

@@ -58,6 +58,7 @@ def main() -> None:
     try:
         settings = SchedulerSettings.load()
         configure_logging("scheduler", settings.log_format, settings.log_level)
+        settings.warn_of_open_file()
         # The modules live as long as the scheduler: no collection has to pass over them.
         gc.collect()
         gc.freeze()

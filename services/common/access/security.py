@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gangline.domain.user import hash_password
 from gangline.errors import GanglineError, invalid, unauthenticated
+from services.common.access.secret_file import read_secret
 
 _ALLOCATION_PREFIX = "alloc"
 _ALLOCATION_PURPOSE = b"gangline allocation token v1:"
@@ -42,7 +43,7 @@ def load_token(path: Path | str) -> str:
     """Reads the token in a file, without the white space around it. Raises GanglineError `security.no_token_file` or
     `security.bad_token_file`."""
     try:
-        token = Path(path).read_text().strip()
+        token = read_secret(Path(path)).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise invalid("security.no_token_file", f"cannot read the token file {path}: {_reason(error)}") from error
     if len(token) < _MIN_TOKEN_LENGTH or any(character.isspace() for character in token):

@@ -17,6 +17,7 @@ import structlog
 
 from gangline.errors import invalid
 from gangline.protocol.rpc import SMALL_MESSAGE_OPTIONS
+from services.common.access.secret_file import read_secret
 from services.common.etcd.metrics import ROTATIONS
 from services.common.etcd.settings import EtcdSettings
 from services.common.etcd.stub import Operation, methods_of
@@ -122,16 +123,16 @@ def _load_credentials(settings: EtcdSettings) -> grpc.ChannelCredentials | None:
         return None
     return grpc.ssl_channel_credentials(
         root_certificates=_read(settings.ca_file),
-        private_key=_read(settings.key_file),
+        private_key=_read(settings.key_file, is_secret=True),
         certificate_chain=_read(settings.cert_file),
     )
 
 
-def _read(path: Path | None) -> bytes | None:
+def _read(path: Path | None, is_secret: bool = False) -> bytes | None:
     if path is None:
         return None
     try:
-        return path.read_bytes()
+        return read_secret(path) if is_secret else path.read_bytes()
     except OSError as error:
         raise invalid(
             "etcd.unreadable_file", f"cannot read {path}: {error.strerror}; check the etcd settings"

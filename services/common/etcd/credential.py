@@ -10,6 +10,7 @@ import asyncio
 from typing import Any
 
 from gangline.errors import invalid
+from services.common.access.secret_file import read_secret
 from services.common.etcd.connection import EtcdConnection
 from services.common.etcd.settings import EtcdSettings
 from services.common.etcd.stub import Operation, messages
@@ -58,7 +59,7 @@ class Credential:
         path = self._settings.password_file
         assert path is not None
         try:
-            return path.read_text().strip()
+            return read_secret(path).decode().strip()
         except OSError as error:
             raise invalid(
                 "etcd.unreadable_file", f"cannot read {path}: {error.strerror}; see etcd.password_file"

@@ -7,6 +7,7 @@ keys, with the nearest known one. A service derives its own class from ServiceSe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -15,12 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gangline.domain.storage.storage_url import check_storage_url
 from gangline.errors import GanglineError, invalid
 from gangline.printable import find_unprintable
+from services.common.access.secret_file import warn_if_open
 from services.common.address import advertised_address, split_address
 from services.common.etcd.settings import EtcdSettings
 from services.common.setting.setting_error import Layer, explain, nearest
@@ -52,6 +54,8 @@ class ServiceSettings(BaseSettings):
     advertise_host: str | None = None
     tls: TlsSettings = TlsSettings()
     allow_plaintext: bool = Field(default=False, description="listen beyond this machine although TLS is off")
+    # The file that the settings came from, if it has a password.
+    _secret_file: Path | None = PrivateAttr(default=None)
 
     @classmethod
     def settings_customise_sources(
@@ -73,14 +77,25 @@ class ServiceSettings(BaseSettings):
         program = f"gangline-{cls.service.replace('_', '-')}"
         flags, file = parse_flags(cls, program, sys.argv[1:] if arguments is None else arguments)
         layers = [flags, _read_environment(cls, os.environ if environment is None else environment)]
-        layers.append(_read_file(file, Path(f"/etc/gangline/{cls.service}.toml")))
+        path = file or Path(f"/etc/gangline/{cls.service}.toml")
+        layers.append(_read_file(path, is_optional=file is None))
         merged: dict[str, Any] = {}
         for layer in reversed(layers):
             _merge(merged, layer.values)
         try:
-            return cls(**merged)
+            settings = cls(**merged)
         except ValidationError as error:
             raise explain(cls, error, layers) from error
+        if any(_has_password(value) for value in layers[-1].values.values()):
+            settings._secret_file = path
+        return settings
+
+    def warn_of_open_file(self) -> None:
+        """Logs a warning where other accounts can read a password that stands in the settings file. Called once the log
+        is configured."""
+        if self._secret_file is not None:
+            with contextlib.suppress(FileNotFoundError):  # it has been moved since
+                warn_if_open(self._secret_file, self._secret_file.stat().st_mode)
 
     def advertised(self, address: str) -> str:
         """Returns the address at which other machines reach an address that this service listens on."""
@@ -147,9 +162,13 @@ def _read_environment(model: type[BaseSettings], environment: Mapping[str, str])
     return Layer("the environment", values)
 
 
-def _read_file(file: Path | None, default: Path) -> Layer:
-    path = file or default
-    if file is None and not default.exists():
+def _has_password(value: object) -> bool:
+    """Returns whether a setting is a URL of the form scheme://user:password@host."""
+    return isinstance(value, str) and re.search(r"://[^/@:]*:[^/@]+@", value) is not None
+
+
+def _read_file(path: Path, is_optional: bool) -> Layer:
+    if is_optional and not path.exists():
         return Layer(str(path), {})
     try:
         return Layer(str(path), tomllib.loads(path.read_text()))

@@ -6,6 +6,7 @@ disk by renaming, on an object store by the store's own semantics.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import os
@@ -317,8 +318,10 @@ def _make_marker(path: Path, marker: str) -> None:
 
 
 def _not_writable(url: str, failure: Exception) -> GanglineError:
-    text = f"cannot write to the storage {url}: {failure}; give this service write access, or change --storage-url"
-    return unavailable("storage.not_writable", text)
+    remedy = "give this service write access, or change --storage-url"
+    if isinstance(failure, OSError) and failure.errno == errno.EROFS:
+        remedy = "mount it writable, or, if the systemd unit protects it, name it in ReadWritePaths= of a drop-in"
+    return unavailable("storage.not_writable", f"cannot write to the storage {url}: {failure}; {remedy}")
 
 
 def code_path(code_sha256: str) -> str:

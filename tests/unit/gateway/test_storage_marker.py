@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,17 @@ def test_a_cluster_with_experiments_does_not_begin_a_storage_anew(tmp_path: Path
         open_storage(folder, is_used=True)
     assert (caught.value.code, caught.value.kind) == ("storage.away", ErrorKind.UNAVAILABLE)
     assert (sorted(folder.rglob("*")) if folder.exists() else []) == found
+
+
+def test_a_folder_that_the_unit_protects_is_named_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, text: str) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(GanglineError, match=r"Read-only file system; mount it writable, or, .* ReadWritePaths="):
+        open_storage(tmp_path / "s", is_used=False)
 
 
 def test_a_marker_that_a_full_disk_refuses_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
