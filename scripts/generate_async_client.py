@@ -19,6 +19,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "gangline" / "client"
 SOURCES = (
+    "access",
     "audit",
     "cluster_calls",
     "cluster_handle",
@@ -47,6 +48,7 @@ NAMES = {
     "QuotaMethods": "AsyncQuotaMethods",
     "RegistryMethods": "AsyncRegistryMethods",
     "SavedViewMethods": "AsyncSavedViewMethods",
+    "AccessMethods": "AsyncAccessMethods",
     "UserMethods": "AsyncUserMethods",
     "Connection": "AsyncConnection",
     "Iterator": "AsyncIterator",

@@ -25,6 +25,7 @@ TITLES = {
     "project": "Lists, workspaces, projects, templates",
     "registry": "Models",
     "saved_view": "Saved views",
+    "access": "Groups and roles",
     "user": "Users, tokens and logins",
     "quota": "Quotas",
     "audit": "Audit log",

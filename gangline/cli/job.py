@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gangline.cli.experiment_set import WhenFree, show_resources
 from gangline.cli.shared import MOST_ID, ExperimentId, Json, Wide, connect, format_instant, new_group, show, show_table
-from gangline.errors import invalid
+from gangline.errors import GanglineError, invalid
+
+if TYPE_CHECKING:
+    from gangline.client import Client
 
 app = new_group("See and change the queues, and ask why something waits.")
 
@@ -27,11 +30,20 @@ def list_jobs(
     with connect() as client:
         tasks = in_queue_order([task for task in client.list_tasks() if pool in ("", task.pool)])
         if pool and not tasks:
-            # Raises GanglineError `pool.not_found`, because an empty queue may be that of a misspelt pool.
-            client.get_snapshot(pool)
+            _check_pool(client, pool)
     now = time.time()
     rows = [job_row(task, now) for task in tasks]
     show_table(tasks, COLUMNS, rows, "nothing runs and nothing waits", is_json=is_json, is_wide=is_wide)
+
+
+def _check_pool(client: Client, pool: str) -> None:
+    """Raises GanglineError `pool.not_found`, because an empty queue may be that of a misspelt pool."""
+    try:
+        client.get_snapshot(pool)
+    except GanglineError as error:
+        # Users with roles in some workspaces alone get no snapshot, but the pool is there.
+        if error.code != "auth.no_role":
+            raise
 
 
 @app.command()

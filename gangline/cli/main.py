@@ -71,6 +71,8 @@ _ENTRIES = {
     "template": _Entry("project.template", "app", True, ("tpl",)),
     "user": _Entry("account.user", "app", True, ("u",)),
     "quota": _Entry("account.quota", "app", True),
+    "group": _Entry("account.group", "app", True),
+    "role": _Entry("account.role", "app", True),
     "token": _Entry("account.token", "app", True, ("tkn",)),
     "certs": _Entry("certs", "app", True),
 }

@@ -16,6 +16,7 @@ from gangline.client.record import Created, ImportedCheckpoint, LogEntry, LogOpt
 from gangline.client.session import Client
 from gangline.client.submission import Submission, prepare_submission
 from gangline.client.transfer.packing import CodeArchive, pack_code
+from gangline.domain.access import Access, GroupView, Role, RoleView
 from gangline.domain.experiment import Inheritance, Project, Template, Workspace
 from gangline.domain.explanation import Blocker, Explanation, TaskExplanation
 from gangline.domain.history import MetricsPoint as Metrics
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from gangline.client.async_session import AsyncClient
 
 __all__ = [
+    "Access",
     "AccessTokenView",
     "Agent",
     "AgentView",
@@ -63,6 +65,7 @@ __all__ = [
     "ExperimentProgress",
     "ExperimentView",
     "Explanation",
+    "GroupView",
     "ImportedCheckpoint",
     "Inheritance",
     "Job",
@@ -76,6 +79,8 @@ __all__ = [
     "Progress",
     "Project",
     "ProjectView",
+    "Role",
+    "RoleView",
     "Session",
     "Submission",
     "Task",

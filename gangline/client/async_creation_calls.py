@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gangline.client.async_access import AsyncAccessMethods
 from gangline.client.async_audit import AsyncAuditMethods
 from gangline.client.async_connection import in_thread, in_thread_to_its_end, pause_for
 from gangline.client.async_project import AsyncProjectMethods
 from gangline.client.async_quota import AsyncQuotaMethods
 from gangline.client.async_registry import AsyncRegistryMethods
 from gangline.client.async_saved_view import AsyncSavedViewMethods
-from gangline.client.async_user import AsyncUserMethods
 from gangline.client.attempts import say_create
 from gangline.client.call_message import new_request_id
 from gangline.client.record import Created
@@ -43,7 +43,7 @@ class AsyncCreationCalls(
     AsyncProjectMethods,
     AsyncRegistryMethods,
     AsyncSavedViewMethods,
-    AsyncUserMethods,
+    AsyncAccessMethods,
     AsyncQuotaMethods,
     AsyncAuditMethods,
 ):

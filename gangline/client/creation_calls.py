@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gangline.client.access import AccessMethods
 from gangline.client.attempts import say_create
 from gangline.client.audit import AuditMethods
 from gangline.client.call_message import new_request_id
@@ -25,7 +26,6 @@ from gangline.client.saved_view import SavedViewMethods
 from gangline.client.submission import NO_OVERRIDES, ForkedExperiment, Submission, parse_with_seed, prepare_fork
 from gangline.client.transfer.packing import CodeArchive
 from gangline.client.transfer.unpacking import unpack_code
-from gangline.client.user import UserMethods
 from gangline.domain.experiment import Experiment
 from gangline.domain.search import SearchPreview
 from gangline.domain.view import ExperimentView
@@ -40,7 +40,7 @@ _CODE_SECONDS = 10.0
 _CODE_PAUSE_SECONDS = 0.2
 
 
-class CreationCalls(ProjectMethods, RegistryMethods, SavedViewMethods, UserMethods, QuotaMethods, AuditMethods):
+class CreationCalls(ProjectMethods, RegistryMethods, SavedViewMethods, AccessMethods, QuotaMethods, AuditMethods):
     """Base of ExperimentCalls."""
 
     def create_prepared(

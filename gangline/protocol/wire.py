@@ -27,7 +27,8 @@ from gangline.v1 import types_pb2
 # Where a record's message is looked for. Each is loaded when a record is in none before it. A rank's are in the first
 # two, so a rank never loads the messages of the gateway.
 _MODULES = (
-    "types_pb2", "ingest_pb2", "gateway_pb2", "project_pb2", "registry_pb2", "user_pb2", "quota_pb2", "audit_pb2",
+    "types_pb2", "ingest_pb2", "gateway_pb2", "project_pb2", "registry_pb2", "user_pb2", "quota_pb2", "access_pb2",
+    "audit_pb2",
 )  # fmt: skip
 # The records that are not called like their message.
 _MESSAGE_NAMES = {"ClusterView": "GetClusterResponse"}
@@ -88,8 +89,14 @@ def enum_member(enum_type: type[E], number: int) -> E | None:
 @cache
 def _numbers(enum_type: type[StrEnum]) -> dict[StrEnum, int]:
     prefix = "".join("_" + letter if letter.isupper() else letter.upper() for letter in enum_type.__name__).lstrip("_")
-    descriptor = types_pb2.DESCRIPTOR.enum_types_by_name[enum_type.__name__]
+    descriptor = _enum_descriptor(enum_type.__name__)
     return {member: descriptor.values_by_name[f"{prefix}_{member.value}"].number for member in enum_type}
+
+
+def _enum_descriptor(name: str) -> Any:
+    """Returns the descriptor of an enum, which is looked for as messages are."""
+    found = types_pb2.DESCRIPTOR.enum_types_by_name.get(name)
+    return found or import_module("gangline.v1.access_pb2").DESCRIPTOR.enum_types_by_name[name]
 
 
 @cache

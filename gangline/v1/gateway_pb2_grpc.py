@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from gangline.v1 import access_pb2 as gangline_dot_v1_dot_access__pb2
 from gangline.v1 import audit_pb2 as gangline_dot_v1_dot_audit__pb2
 from gangline.v1 import gateway_pb2 as gangline_dot_v1_dot_gateway__pb2
 from gangline.v1 import project_pb2 as gangline_dot_v1_dot_project__pb2
@@ -363,6 +364,31 @@ class GatewayServiceStub(object):
                 '/gangline.v1.GatewayService/RemoveQuota',
                 request_serializer=gangline_dot_v1_dot_quota__pb2.RemoveQuotaRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_quota__pb2.RemoveQuotaResponse.FromString,
+                _registered_method=True)
+        self.GetAccess = channel.unary_unary(
+                '/gangline.v1.GatewayService/GetAccess',
+                request_serializer=gangline_dot_v1_dot_access__pb2.GetAccessRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_access__pb2.GetAccessResponse.FromString,
+                _registered_method=True)
+        self.ListGroups = channel.unary_unary(
+                '/gangline.v1.GatewayService/ListGroups',
+                request_serializer=gangline_dot_v1_dot_access__pb2.ListGroupsRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_access__pb2.ListGroupsResponse.FromString,
+                _registered_method=True)
+        self.UpdateGroup = channel.unary_unary(
+                '/gangline.v1.GatewayService/UpdateGroup',
+                request_serializer=gangline_dot_v1_dot_access__pb2.UpdateGroupRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_access__pb2.UpdateGroupResponse.FromString,
+                _registered_method=True)
+        self.ListRoles = channel.unary_unary(
+                '/gangline.v1.GatewayService/ListRoles',
+                request_serializer=gangline_dot_v1_dot_access__pb2.ListRolesRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_access__pb2.ListRolesResponse.FromString,
+                _registered_method=True)
+        self.AssignRole = channel.unary_unary(
+                '/gangline.v1.GatewayService/AssignRole',
+                request_serializer=gangline_dot_v1_dot_access__pb2.AssignRoleRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_access__pb2.AssignRoleResponse.FromString,
                 _registered_method=True)
         self.ListAudit = channel.unary_unary(
                 '/gangline.v1.GatewayService/ListAudit',
@@ -846,6 +872,40 @@ class GatewayServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetAccess(self, request, context):
+        """What the caller may do: its roles and its groups.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListGroups(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateGroup(self, request, context):
+        """Creates or deletes a group, or changes its members. Administrators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRoles(self, request, context):
+        """The assignments for the cluster, and for the workspaces that the caller sees.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AssignRole(self, request, context):
+        """Gives a user or a group a role, or takes it. For a workspace its admins only, for the cluster administrators only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAudit(self, request, context):
         """The audit log, the newest first. Administrators only.
         """
@@ -1229,6 +1289,31 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.RemoveQuota,
                     request_deserializer=gangline_dot_v1_dot_quota__pb2.RemoveQuotaRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_quota__pb2.RemoveQuotaResponse.SerializeToString,
+            ),
+            'GetAccess': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAccess,
+                    request_deserializer=gangline_dot_v1_dot_access__pb2.GetAccessRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_access__pb2.GetAccessResponse.SerializeToString,
+            ),
+            'ListGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGroups,
+                    request_deserializer=gangline_dot_v1_dot_access__pb2.ListGroupsRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_access__pb2.ListGroupsResponse.SerializeToString,
+            ),
+            'UpdateGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateGroup,
+                    request_deserializer=gangline_dot_v1_dot_access__pb2.UpdateGroupRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_access__pb2.UpdateGroupResponse.SerializeToString,
+            ),
+            'ListRoles': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRoles,
+                    request_deserializer=gangline_dot_v1_dot_access__pb2.ListRolesRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_access__pb2.ListRolesResponse.SerializeToString,
+            ),
+            'AssignRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.AssignRole,
+                    request_deserializer=gangline_dot_v1_dot_access__pb2.AssignRoleRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_access__pb2.AssignRoleResponse.SerializeToString,
             ),
             'ListAudit': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAudit,
@@ -3026,6 +3111,141 @@ class GatewayService(object):
             '/gangline.v1.GatewayService/RemoveQuota',
             gangline_dot_v1_dot_quota__pb2.RemoveQuotaRequest.SerializeToString,
             gangline_dot_v1_dot_quota__pb2.RemoveQuotaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAccess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/GetAccess',
+            gangline_dot_v1_dot_access__pb2.GetAccessRequest.SerializeToString,
+            gangline_dot_v1_dot_access__pb2.GetAccessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ListGroups',
+            gangline_dot_v1_dot_access__pb2.ListGroupsRequest.SerializeToString,
+            gangline_dot_v1_dot_access__pb2.ListGroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/UpdateGroup',
+            gangline_dot_v1_dot_access__pb2.UpdateGroupRequest.SerializeToString,
+            gangline_dot_v1_dot_access__pb2.UpdateGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRoles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/ListRoles',
+            gangline_dot_v1_dot_access__pb2.ListRolesRequest.SerializeToString,
+            gangline_dot_v1_dot_access__pb2.ListRolesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AssignRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.GatewayService/AssignRole',
+            gangline_dot_v1_dot_access__pb2.AssignRoleRequest.SerializeToString,
+            gangline_dot_v1_dot_access__pb2.AssignRoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,7 @@ needs a user's token.
 
 import abc
 import collections.abc
+import gangline.v1.access_pb2
 import gangline.v1.audit_pb2
 import gangline.v1.gateway_pb2
 import gangline.v1.project_pb2
@@ -1072,6 +1073,86 @@ _GatewayServiceRemoveQuotaType = typing_extensions.TypeVar(
     ],
 )
 
+_GatewayServiceGetAccessType = typing_extensions.TypeVar(
+    '_GatewayServiceGetAccessType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.GetAccessRequest,
+        gangline.v1.access_pb2.GetAccessResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.GetAccessRequest,
+        gangline.v1.access_pb2.GetAccessResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.GetAccessRequest,
+        gangline.v1.access_pb2.GetAccessResponse,
+    ],
+)
+
+_GatewayServiceListGroupsType = typing_extensions.TypeVar(
+    '_GatewayServiceListGroupsType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.ListGroupsRequest,
+        gangline.v1.access_pb2.ListGroupsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.ListGroupsRequest,
+        gangline.v1.access_pb2.ListGroupsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.ListGroupsRequest,
+        gangline.v1.access_pb2.ListGroupsResponse,
+    ],
+)
+
+_GatewayServiceUpdateGroupType = typing_extensions.TypeVar(
+    '_GatewayServiceUpdateGroupType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.UpdateGroupRequest,
+        gangline.v1.access_pb2.UpdateGroupResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.UpdateGroupRequest,
+        gangline.v1.access_pb2.UpdateGroupResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.UpdateGroupRequest,
+        gangline.v1.access_pb2.UpdateGroupResponse,
+    ],
+)
+
+_GatewayServiceListRolesType = typing_extensions.TypeVar(
+    '_GatewayServiceListRolesType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.ListRolesRequest,
+        gangline.v1.access_pb2.ListRolesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.ListRolesRequest,
+        gangline.v1.access_pb2.ListRolesResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.ListRolesRequest,
+        gangline.v1.access_pb2.ListRolesResponse,
+    ],
+)
+
+_GatewayServiceAssignRoleType = typing_extensions.TypeVar(
+    '_GatewayServiceAssignRoleType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.AssignRoleRequest,
+        gangline.v1.access_pb2.AssignRoleResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.AssignRoleRequest,
+        gangline.v1.access_pb2.AssignRoleResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.AssignRoleRequest,
+        gangline.v1.access_pb2.AssignRoleResponse,
+    ],
+)
+
 _GatewayServiceListAuditType = typing_extensions.TypeVar(
     '_GatewayServiceListAuditType',
     grpc.UnaryUnaryMultiCallable[
@@ -1200,7 +1281,7 @@ _GatewayServiceConnectTaskType = typing_extensions.TypeVar(
     ],
 )
 
-class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceListModelsType, _GatewayServiceGetModelType, _GatewayServiceListModelVersionsType, _GatewayServiceGetModelVersionType, _GatewayServiceUpdateModelType, _GatewayServiceUpdateModelVersionType, _GatewayServiceSetModelAliasType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceCreateKeyType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceListQuotasType, _GatewayServiceSetQuotaType, _GatewayServiceRemoveQuotaType, _GatewayServiceListAuditType, _GatewayServiceListSavedViewsType, _GatewayServiceGetSavedViewType, _GatewayServiceCreateSavedViewType, _GatewayServiceUpdateSavedViewType, _GatewayServiceDeleteSavedViewType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
+class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayServiceDownloadCodeType, _GatewayServiceCreateExperimentType, _GatewayServiceListExperimentsType, _GatewayServiceGetExperimentType, _GatewayServiceWatchExperimentType, _GatewayServiceKillExperimentType, _GatewayServiceUpdateExperimentType, _GatewayServicePreviewRetentionType, _GatewayServiceDeleteExperimentType, _GatewayServiceArchiveExperimentType, _GatewayServiceGetSearchEventsType, _GatewayServicePostSearchOperationsType, _GatewayServiceContinueExperimentType, _GatewayServiceUnarchiveExperimentType, _GatewayServiceKillTrialType, _GatewayServiceProfileTrialType, _GatewayServicePreviewSearchType, _GatewayServiceStreamLogsType, _GatewayServiceStreamMetricsType, _GatewayServiceGetMetricSeriesType, _GatewayServiceListTasksType, _GatewayServiceExplainJobType, _GatewayServiceListAgentsType, _GatewayServiceUpdateAgentType, _GatewayServiceListCheckpointsType, _GatewayServiceDownloadCheckpointType, _GatewayServiceDownloadOutputType, _GatewayServiceDownloadTensorboardType, _GatewayServiceImportCheckpointType, _GatewayServiceDeleteCheckpointsType, _GatewayServiceGetUsageType, _GatewayServiceGetClusterType, _GatewayServiceGetSnapshotType, _GatewayServiceListFusionType, _GatewayServiceForgetFusionType, _GatewayServiceListWorkspacesType, _GatewayServiceListProjectsType, _GatewayServiceListTemplatesType, _GatewayServiceGetInheritanceType, _GatewayServiceUpdateWorkspaceType, _GatewayServiceUpdateProjectType, _GatewayServiceSetTemplateType, _GatewayServiceRemoveTemplateType, _GatewayServiceMoveExperimentType, _GatewayServiceListModelsType, _GatewayServiceGetModelType, _GatewayServiceListModelVersionsType, _GatewayServiceGetModelVersionType, _GatewayServiceUpdateModelType, _GatewayServiceUpdateModelVersionType, _GatewayServiceSetModelAliasType, _GatewayServiceLogInType, _GatewayServiceLogOutType, _GatewayServiceCreateKeyType, _GatewayServiceGetMeType, _GatewayServiceListUsersType, _GatewayServiceCreateUserType, _GatewayServiceUpdateUserType, _GatewayServiceListTokensType, _GatewayServiceCreateTokenType, _GatewayServiceRevokeTokenType, _GatewayServiceListQuotasType, _GatewayServiceSetQuotaType, _GatewayServiceRemoveQuotaType, _GatewayServiceGetAccessType, _GatewayServiceListGroupsType, _GatewayServiceUpdateGroupType, _GatewayServiceListRolesType, _GatewayServiceAssignRoleType, _GatewayServiceListAuditType, _GatewayServiceListSavedViewsType, _GatewayServiceGetSavedViewType, _GatewayServiceCreateSavedViewType, _GatewayServiceUpdateSavedViewType, _GatewayServiceDeleteSavedViewType, _GatewayServiceGetTaskAccessType, _GatewayServiceConnectTaskType]):
     @typing.overload
     def __init__(self: GatewayServiceStub[
         grpc.StreamUnaryMultiCallable[
@@ -1462,6 +1543,26 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.quota_pb2.RemoveQuotaRequest,
             gangline.v1.quota_pb2.RemoveQuotaResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.GetAccessRequest,
+            gangline.v1.access_pb2.GetAccessResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.ListGroupsRequest,
+            gangline.v1.access_pb2.ListGroupsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.UpdateGroupRequest,
+            gangline.v1.access_pb2.UpdateGroupResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.ListRolesRequest,
+            gangline.v1.access_pb2.ListRolesResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.AssignRoleRequest,
+            gangline.v1.access_pb2.AssignRoleResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.audit_pb2.ListAuditRequest,
@@ -1760,6 +1861,26 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
             gangline.v1.quota_pb2.RemoveQuotaResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.GetAccessRequest,
+            gangline.v1.access_pb2.GetAccessResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.ListGroupsRequest,
+            gangline.v1.access_pb2.ListGroupsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.UpdateGroupRequest,
+            gangline.v1.access_pb2.UpdateGroupResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.ListRolesRequest,
+            gangline.v1.access_pb2.ListRolesResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.AssignRoleRequest,
+            gangline.v1.access_pb2.AssignRoleResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.audit_pb2.ListAuditRequest,
             gangline.v1.audit_pb2.ListAuditResponse,
         ],
@@ -1972,6 +2093,20 @@ class GatewayServiceStub(typing.Generic[_GatewayServiceUploadCodeType, _GatewayS
 
     RemoveQuota: _GatewayServiceRemoveQuotaType
     """Administrators only. Removing a quota that does not exist changes nothing."""
+
+    GetAccess: _GatewayServiceGetAccessType
+    """What the caller may do: its roles and its groups."""
+
+    ListGroups: _GatewayServiceListGroupsType
+
+    UpdateGroup: _GatewayServiceUpdateGroupType
+    """Creates or deletes a group, or changes its members. Administrators only."""
+
+    ListRoles: _GatewayServiceListRolesType
+    """The assignments for the cluster, and for the workspaces that the caller sees."""
+
+    AssignRole: _GatewayServiceAssignRoleType
+    """Gives a user or a group a role, or takes it. For a workspace its admins only, for the cluster administrators only."""
 
     ListAudit: _GatewayServiceListAuditType
     """The audit log, the newest first. Administrators only."""
@@ -2258,6 +2393,26 @@ GatewayServiceAsyncStub: typing_extensions.TypeAlias = GatewayServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.quota_pb2.RemoveQuotaRequest,
         gangline.v1.quota_pb2.RemoveQuotaResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.GetAccessRequest,
+        gangline.v1.access_pb2.GetAccessResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.ListGroupsRequest,
+        gangline.v1.access_pb2.ListGroupsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.UpdateGroupRequest,
+        gangline.v1.access_pb2.UpdateGroupResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.ListRolesRequest,
+        gangline.v1.access_pb2.ListRolesResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.AssignRoleRequest,
+        gangline.v1.access_pb2.AssignRoleResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.audit_pb2.ListAuditRequest,
@@ -2798,6 +2953,45 @@ class GatewayServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.quota_pb2.RemoveQuotaResponse, collections.abc.Awaitable[gangline.v1.quota_pb2.RemoveQuotaResponse]]:
         """Administrators only. Removing a quota that does not exist changes nothing."""
+
+    @abc.abstractmethod
+    def GetAccess(
+        self,
+        request: gangline.v1.access_pb2.GetAccessRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.access_pb2.GetAccessResponse, collections.abc.Awaitable[gangline.v1.access_pb2.GetAccessResponse]]:
+        """What the caller may do: its roles and its groups."""
+
+    @abc.abstractmethod
+    def ListGroups(
+        self,
+        request: gangline.v1.access_pb2.ListGroupsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.access_pb2.ListGroupsResponse, collections.abc.Awaitable[gangline.v1.access_pb2.ListGroupsResponse]]: ...
+
+    @abc.abstractmethod
+    def UpdateGroup(
+        self,
+        request: gangline.v1.access_pb2.UpdateGroupRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.access_pb2.UpdateGroupResponse, collections.abc.Awaitable[gangline.v1.access_pb2.UpdateGroupResponse]]:
+        """Creates or deletes a group, or changes its members. Administrators only."""
+
+    @abc.abstractmethod
+    def ListRoles(
+        self,
+        request: gangline.v1.access_pb2.ListRolesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.access_pb2.ListRolesResponse, collections.abc.Awaitable[gangline.v1.access_pb2.ListRolesResponse]]:
+        """The assignments for the cluster, and for the workspaces that the caller sees."""
+
+    @abc.abstractmethod
+    def AssignRole(
+        self,
+        request: gangline.v1.access_pb2.AssignRoleRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.access_pb2.AssignRoleResponse, collections.abc.Awaitable[gangline.v1.access_pb2.AssignRoleResponse]]:
+        """Gives a user or a group a role, or takes it. For a workspace its admins only, for the cluster administrators only."""
 
     @abc.abstractmethod
     def ListAudit(

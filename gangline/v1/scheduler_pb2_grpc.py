@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from gangline.v1 import access_pb2 as gangline_dot_v1_dot_access__pb2
 from gangline.v1 import project_pb2 as gangline_dot_v1_dot_project__pb2
 from gangline.v1 import quota_pb2 as gangline_dot_v1_dot_quota__pb2
 from gangline.v1 import registry_pb2 as gangline_dot_v1_dot_registry__pb2
@@ -227,6 +228,16 @@ class SchedulerServiceStub(object):
                 '/gangline.v1.SchedulerService/RemoveQuota',
                 request_serializer=gangline_dot_v1_dot_quota__pb2.SchedulerServiceRemoveQuotaRequest.SerializeToString,
                 response_deserializer=gangline_dot_v1_dot_quota__pb2.SchedulerServiceRemoveQuotaResponse.FromString,
+                _registered_method=True)
+        self.UpdateGroup = channel.unary_unary(
+                '/gangline.v1.SchedulerService/UpdateGroup',
+                request_serializer=gangline_dot_v1_dot_access__pb2.SchedulerServiceUpdateGroupRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_access__pb2.SchedulerServiceUpdateGroupResponse.FromString,
+                _registered_method=True)
+        self.AssignRole = channel.unary_unary(
+                '/gangline.v1.SchedulerService/AssignRole',
+                request_serializer=gangline_dot_v1_dot_access__pb2.SchedulerServiceAssignRoleRequest.SerializeToString,
+                response_deserializer=gangline_dot_v1_dot_access__pb2.SchedulerServiceAssignRoleResponse.FromString,
                 _registered_method=True)
         self.EndExperiment = channel.unary_unary(
                 '/gangline.v1.SchedulerService/EndExperiment',
@@ -520,6 +531,20 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateGroup(self, request, context):
+        """Creates or deletes a group, or changes its members. A request id makes its change once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AssignRole(self, request, context):
+        """Gives a user or a group a role, or takes it. A request id makes its change once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EndExperiment(self, request, context):
         """Earlier names, for gateways of an earlier version. They do what KillExperiment, UpdateExperiment,
         KillTrial, UpdateAgent, and DeleteCheckpoints or ConfirmCheckpointsDeleted do.
@@ -744,6 +769,16 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.RemoveQuota,
                     request_deserializer=gangline_dot_v1_dot_quota__pb2.SchedulerServiceRemoveQuotaRequest.FromString,
                     response_serializer=gangline_dot_v1_dot_quota__pb2.SchedulerServiceRemoveQuotaResponse.SerializeToString,
+            ),
+            'UpdateGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateGroup,
+                    request_deserializer=gangline_dot_v1_dot_access__pb2.SchedulerServiceUpdateGroupRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_access__pb2.SchedulerServiceUpdateGroupResponse.SerializeToString,
+            ),
+            'AssignRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.AssignRole,
+                    request_deserializer=gangline_dot_v1_dot_access__pb2.SchedulerServiceAssignRoleRequest.FromString,
+                    response_serializer=gangline_dot_v1_dot_access__pb2.SchedulerServiceAssignRoleResponse.SerializeToString,
             ),
             'EndExperiment': grpc.unary_unary_rpc_method_handler(
                     servicer.EndExperiment,
@@ -1797,6 +1832,60 @@ class SchedulerService(object):
             '/gangline.v1.SchedulerService/RemoveQuota',
             gangline_dot_v1_dot_quota__pb2.SchedulerServiceRemoveQuotaRequest.SerializeToString,
             gangline_dot_v1_dot_quota__pb2.SchedulerServiceRemoveQuotaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/UpdateGroup',
+            gangline_dot_v1_dot_access__pb2.SchedulerServiceUpdateGroupRequest.SerializeToString,
+            gangline_dot_v1_dot_access__pb2.SchedulerServiceUpdateGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AssignRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gangline.v1.SchedulerService/AssignRole',
+            gangline_dot_v1_dot_access__pb2.SchedulerServiceAssignRoleRequest.SerializeToString,
+            gangline_dot_v1_dot_access__pb2.SchedulerServiceAssignRoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,7 @@ from etcd is read there, so this is only what changes state or lives in the lead
 
 import abc
 import collections.abc
+import gangline.v1.access_pb2
 import gangline.v1.project_pb2
 import gangline.v1.quota_pb2
 import gangline.v1.registry_pb2
@@ -639,6 +640,38 @@ _SchedulerServiceRemoveQuotaType = typing_extensions.TypeVar(
     ],
 )
 
+_SchedulerServiceUpdateGroupType = typing_extensions.TypeVar(
+    '_SchedulerServiceUpdateGroupType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupRequest,
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupRequest,
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupRequest,
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse,
+    ],
+)
+
+_SchedulerServiceAssignRoleType = typing_extensions.TypeVar(
+    '_SchedulerServiceAssignRoleType',
+    grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleRequest,
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleRequest,
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleRequest,
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse,
+    ],
+)
+
 _SchedulerServiceEndExperimentType = typing_extensions.TypeVar(
     '_SchedulerServiceEndExperimentType',
     grpc.UnaryUnaryMultiCallable[
@@ -719,7 +752,7 @@ _SchedulerServiceChangeCheckpointsType = typing_extensions.TypeVar(
     ],
 )
 
-class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServicePreviewRetentionType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceImportCheckpointType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceGetSearchEventsType, _SchedulerServicePostSearchOperationsType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceUpdateModelType, _SchedulerServiceUpdateModelVersionType, _SchedulerServiceSetModelAliasType, _SchedulerServiceCreateUserType, _SchedulerServiceUpdateUserType, _SchedulerServiceEndSessionType, _SchedulerServiceCreateTokenType, _SchedulerServiceRevokeTokenType, _SchedulerServiceSetQuotaType, _SchedulerServiceRemoveQuotaType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
+class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType, _SchedulerServiceSubmitExperimentsType, _SchedulerServiceFindExperimentType, _SchedulerServiceKillExperimentType, _SchedulerServiceUpdateExperimentType, _SchedulerServicePreviewRetentionType, _SchedulerServiceKillTrialType, _SchedulerServiceProfileTrialType, _SchedulerServiceUpdateAgentType, _SchedulerServicePreviewSearchType, _SchedulerServiceListPendingType, _SchedulerServiceGetSnapshotType, _SchedulerServiceForgetFusionType, _SchedulerServiceImportCheckpointType, _SchedulerServiceDeleteCheckpointsType, _SchedulerServiceConfirmCheckpointsDeletedType, _SchedulerServiceDeleteExperimentType, _SchedulerServiceConfirmExperimentDeletedType, _SchedulerServiceArchiveExperimentType, _SchedulerServiceContinueExperimentType, _SchedulerServiceGetSearchEventsType, _SchedulerServicePostSearchOperationsType, _SchedulerServiceUnarchiveExperimentType, _SchedulerServiceUpdateWorkspaceType, _SchedulerServiceUpdateProjectType, _SchedulerServiceSetTemplateType, _SchedulerServiceRemoveTemplateType, _SchedulerServiceMoveExperimentType, _SchedulerServiceUpdateModelType, _SchedulerServiceUpdateModelVersionType, _SchedulerServiceSetModelAliasType, _SchedulerServiceCreateUserType, _SchedulerServiceUpdateUserType, _SchedulerServiceEndSessionType, _SchedulerServiceCreateTokenType, _SchedulerServiceRevokeTokenType, _SchedulerServiceSetQuotaType, _SchedulerServiceRemoveQuotaType, _SchedulerServiceUpdateGroupType, _SchedulerServiceAssignRoleType, _SchedulerServiceEndExperimentType, _SchedulerServiceChangeExperimentType, _SchedulerServiceEndTrialType, _SchedulerServiceChangeAgentType, _SchedulerServiceChangeCheckpointsType]):
     @typing.overload
     def __init__(self: SchedulerServiceStub[
         grpc.UnaryUnaryMultiCallable[
@@ -873,6 +906,14 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaRequest,
             gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.SchedulerServiceUpdateGroupRequest,
+            gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.SchedulerServiceAssignRoleRequest,
+            gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.EndExperimentRequest,
@@ -1051,6 +1092,14 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
             gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.SchedulerServiceUpdateGroupRequest,
+            gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            gangline.v1.access_pb2.SchedulerServiceAssignRoleRequest,
+            gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             gangline.v1.scheduler_pb2.EndExperimentRequest,
             gangline.v1.scheduler_pb2.EndExperimentResponse,
         ],
@@ -1184,6 +1233,12 @@ class SchedulerServiceStub(typing.Generic[_SchedulerServiceSubmitExperimentType,
 
     RemoveQuota: _SchedulerServiceRemoveQuotaType
     """Removes both limits. Removing a quota that does not exist changes nothing."""
+
+    UpdateGroup: _SchedulerServiceUpdateGroupType
+    """Creates or deletes a group, or changes its members. A request id makes its change once."""
+
+    AssignRole: _SchedulerServiceAssignRoleType
+    """Gives a user or a group a role, or takes it. A request id makes its change once."""
 
     EndExperiment: _SchedulerServiceEndExperimentType
     """Earlier names, for gateways of an earlier version. They do what KillExperiment, UpdateExperiment,
@@ -1350,6 +1405,14 @@ SchedulerServiceAsyncStub: typing_extensions.TypeAlias = SchedulerServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaRequest,
         gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupRequest,
+        gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleRequest,
+        gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         gangline.v1.scheduler_pb2.EndExperimentRequest,
@@ -1676,6 +1739,22 @@ class SchedulerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaResponse, collections.abc.Awaitable[gangline.v1.quota_pb2.SchedulerServiceRemoveQuotaResponse]]:
         """Removes both limits. Removing a quota that does not exist changes nothing."""
+
+    @abc.abstractmethod
+    def UpdateGroup(
+        self,
+        request: gangline.v1.access_pb2.SchedulerServiceUpdateGroupRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse, collections.abc.Awaitable[gangline.v1.access_pb2.SchedulerServiceUpdateGroupResponse]]:
+        """Creates or deletes a group, or changes its members. A request id makes its change once."""
+
+    @abc.abstractmethod
+    def AssignRole(
+        self,
+        request: gangline.v1.access_pb2.SchedulerServiceAssignRoleRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse, collections.abc.Awaitable[gangline.v1.access_pb2.SchedulerServiceAssignRoleResponse]]:
+        """Gives a user or a group a role, or takes it. A request id makes its change once."""
 
     @abc.abstractmethod
     def EndExperiment(

@@ -26,6 +26,8 @@
 | tokens/<token id>                | AccessToken         | leader                  | 30 days after its end      |
 | quotas/<kind>/<key>              | Quota               | leader                  | until removed              |
 | slot_use/<kind>/<key>            | SlotUse             | leader                  | with its user, workspace   |
+| groups/<name>                    | UserGroup           | leader                  | until deleted              |
+| roles/<workspace id>             | WorkspaceRoles      | leader                  | with its workspace         |
 | fusion/<key>                     | FusionRecord        | leader                  | 30 days, or until forgotten|
 
 "leader" means: only in a transaction guarded by the leader key's create revision. Which slots are taken is derived
@@ -61,6 +63,8 @@ TOKENS = ROOT + "tokens/"
 QUOTAS = ROOT + "quotas/"
 SLOT_USE = ROOT + "slot_use/"
 FUSION = ROOT + "fusion/"
+GROUPS = ROOT + "groups/"
+ROLES = ROOT + "roles/"
 
 
 def alive(kind: str, instance_id: str) -> str:
@@ -114,6 +118,15 @@ def quota(subject_id: str) -> str:
 
 def slot_use(subject_id: str) -> str:
     return SLOT_USE + subject_id
+
+
+def group(name: str) -> str:
+    return GROUPS + name
+
+
+def roles(workspace_id: int) -> str:
+    """workspace_id: 0 for the assignments for the cluster."""
+    return f"{ROLES}{workspace_id:010d}"
 
 
 def fusion(key: str) -> str:

@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute
 import gangline
 from services.gateway.determined.door import Door
 from services.gateway.http import (
+    access,
     agent,
     artifact,
     audit,
@@ -49,7 +50,7 @@ _DESCRIBED: Any = {"title": "Gangline", "version": gangline.__version__, "descri
 # In the order in which their routes are tried.
 _PARTS = (
     experiment, table, live, history, queue, agent, cluster, usage, fusion, operation, artifact, project, registry,
-    series, user, session, saved_view, task, quota, audit,
+    series, user, session, saved_view, task, quota, access, audit,
 )  # fmt: skip
 
 

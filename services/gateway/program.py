@@ -257,9 +257,7 @@ async def _serve_grpc(
     tls: ServerTls | None,
 ) -> Server:
     def add_services(server: grpc.aio.Server) -> None:
-        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(
-            recorded(GatewayService(usecases), usecases.trail), server
-        )
+        gateway_pb2_grpc.add_GatewayServiceServicer_to_server(recorded(GatewayService(usecases), usecases), server)
         ingest_pb2_grpc.add_IngestServiceServicer_to_server(IngestService(usecases), server)
 
     admit = authenticator.authenticate

@@ -40,6 +40,8 @@ class UnservedByLeader(scheduler_pb2_grpc.SchedulerServiceServicer):
     RevokeToken: Any = _refuse
     SetQuota: Any = _refuse
     RemoveQuota: Any = _refuse
+    UpdateGroup: Any = _refuse
+    AssignRole: Any = _refuse
 
 
 class StandInProjects(Servicer):

@@ -19,6 +19,7 @@ import grpc.aio
 
 from gangline.config import ExperimentConfig
 from gangline.domain.state import Availability, ExperimentAction
+from gangline.domain.user import CLUSTER_NAME
 from gangline.protocol import rpc, wire
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common.etcd import EtcdSettings
@@ -121,13 +122,13 @@ class Caller:
         request = scheduler_pb2.SubmitExperimentRequest(
             request_id=request_id or uuid.uuid4().hex, owner=owner, config_json=config, code_sha256="0" * 64
         )
-        answer = await self._call("SubmitExperiment", request)
+        answer = await self.call("SubmitExperiment", request)
         assert isinstance(answer, scheduler_pb2.SubmitExperimentResponse)
         return answer
 
     async def submit_group(self, *submits: scheduler_pb2.SubmitExperimentRequest) -> list[scheduler_pb2.SubmitResult]:
         request = scheduler_pb2.SubmitExperimentsRequest(submits=submits)
-        answer = await self._call("SubmitExperiments", request)
+        answer = await self.call("SubmitExperiments", request)
         assert isinstance(answer, scheduler_pb2.SubmitExperimentsResponse)
         return list(answer.results)
 
@@ -135,7 +136,7 @@ class Caller:
         request = scheduler_pb2.SchedulerServiceKillExperimentRequest(
             request_id="k", experiment_id=experiment_id, user=user
         )
-        answer = await self._call("KillExperiment", request)
+        answer = await self.call("KillExperiment", request)
         assert isinstance(answer, scheduler_pb2.SchedulerServiceKillExperimentResponse)
         return answer
 
@@ -146,7 +147,7 @@ class Caller:
             request_id="c", experiment_id=experiment_id, user="ann"
         )
         request.action = wire.enum_number(action)  # type: ignore[assignment]  # protobuf takes the number
-        answer = await self._call("UpdateExperiment", request)
+        answer = await self.call("UpdateExperiment", request)
         assert isinstance(answer, scheduler_pb2.SchedulerServiceUpdateExperimentResponse)
         return answer
 
@@ -171,32 +172,32 @@ class Caller:
         request = scheduler_pb2.SchedulerServiceUpdateExperimentRequest(
             request_id="c", experiment_id=experiment_id, user="ann", **fields
         )
-        answer = await self._call("UpdateExperiment", request)
+        answer = await self.call("UpdateExperiment", request)
         assert isinstance(answer, scheduler_pb2.SchedulerServiceUpdateExperimentResponse)
         return answer
 
     async def change_agent(
-        self, agent_id: str, availability: Availability | None, *slot_ids: str
+        self, agent_id: str, availability: Availability | None, *slot_ids: str, user: str = CLUSTER_NAME
     ) -> scheduler_pb2.SchedulerServiceUpdateAgentResponse:
         """availability: None leaves it out."""
         request = scheduler_pb2.SchedulerServiceUpdateAgentRequest(
-            request_id="a", agent_id=agent_id, slot_ids=slot_ids, user="ann"
+            request_id="a", agent_id=agent_id, slot_ids=slot_ids, user=user
         )
         if availability is not None:
             request.availability = wire.enum_number(availability)  # type: ignore[assignment]  # protobuf takes the number
-        answer = await self._call("UpdateAgent", request)
+        answer = await self.call("UpdateAgent", request)
         assert isinstance(answer, scheduler_pb2.SchedulerServiceUpdateAgentResponse)
         return answer
 
     async def snapshot(self, pool: str = "") -> str:
         """As JSON."""
-        answer = await self._call("GetSnapshot", scheduler_pb2.GetSnapshotRequest(pool=pool))
+        answer = await self.call("GetSnapshot", scheduler_pb2.GetSnapshotRequest(pool=pool))
         assert isinstance(answer, scheduler_pb2.GetSnapshotResponse)
         return answer.snapshot_json
 
     async def end_trial(self, trial_id: str) -> scheduler_pb2.SchedulerServiceKillTrialResponse:
         request = scheduler_pb2.SchedulerServiceKillTrialRequest(request_id="t", trial_id=trial_id, user="ann")
-        answer = await self._call("KillTrial", request)
+        answer = await self.call("KillTrial", request)
         assert isinstance(answer, scheduler_pb2.SchedulerServiceKillTrialResponse)
         return answer
 
@@ -204,7 +205,7 @@ class Caller:
         request = scheduler_pb2.ProfileTrialRequest(
             request_id=request_id, trial_id=trial_id, batches=batches, user="ann"
         )
-        answer = await self._call("ProfileTrial", request)
+        answer = await self.call("ProfileTrial", request)
         assert isinstance(answer, scheduler_pb2.ProfileTrialResponse)
         return answer.order
 
@@ -214,7 +215,7 @@ class Caller:
         request = scheduler_pb2.SchedulerServiceDeleteCheckpointsRequest(
             request_id=request_id, checkpoint_ids=checkpoint_ids, user="ann"
         )
-        answer = await self._call("DeleteCheckpoints", request)
+        answer = await self.call("DeleteCheckpoints", request)
         assert isinstance(answer, scheduler_pb2.SchedulerServiceDeleteCheckpointsResponse)
         return answer
 
@@ -222,20 +223,22 @@ class Caller:
         self, checkpoint_ids: Sequence[str]
     ) -> scheduler_pb2.ConfirmCheckpointsDeletedResponse:
         request = scheduler_pb2.ConfirmCheckpointsDeletedRequest(checkpoint_ids=checkpoint_ids)
-        answer = await self._call("ConfirmCheckpointsDeleted", request)
+        answer = await self.call("ConfirmCheckpointsDeleted", request)
         assert isinstance(answer, scheduler_pb2.ConfirmCheckpointsDeletedResponse)
         return answer
 
-    async def delete_experiment(self, experiment_id: int) -> scheduler_pb2.SchedulerServiceDeleteExperimentResponse:
+    async def delete_experiment(
+        self, experiment_id: int, user: str = "ann"
+    ) -> scheduler_pb2.SchedulerServiceDeleteExperimentResponse:
         request = scheduler_pb2.SchedulerServiceDeleteExperimentRequest(
-            request_id="d", experiment_id=experiment_id, user="ann"
+            request_id="d", experiment_id=experiment_id, user=user
         )
-        answer = await self._call("DeleteExperiment", request)
+        answer = await self.call("DeleteExperiment", request)
         assert isinstance(answer, scheduler_pb2.SchedulerServiceDeleteExperimentResponse)
         return answer
 
     async def preview(self, config: str, limit: int) -> scheduler_pb2.PreviewSearchResponse:
-        answer = await self._call("PreviewSearch", scheduler_pb2.PreviewSearchRequest(config_json=config, limit=limit))
+        answer = await self.call("PreviewSearch", scheduler_pb2.PreviewSearchRequest(config_json=config, limit=limit))
         assert isinstance(answer, scheduler_pb2.PreviewSearchResponse)
         return answer
 
@@ -247,11 +250,11 @@ class Caller:
         return dict((await self._pending()).default_priority_by_pool)
 
     async def _pending(self) -> scheduler_pb2.ListPendingResponse:
-        answer = await self._call("ListPending", scheduler_pb2.ListPendingRequest())
+        answer = await self.call("ListPending", scheduler_pb2.ListPendingRequest())
         assert isinstance(answer, scheduler_pb2.ListPendingResponse)
         return answer
 
-    async def _call(self, method: str, request: object) -> object:
+    async def call(self, method: str, request: object) -> object:
         """Raises GanglineError; goes round the schedulers until one leads."""
         async with asyncio.timeout(20):
             while True:

@@ -1,4 +1,4 @@
-"""The calls about users and quotas for the stand-in gateway: it knows one user with one password, and changes quotas
+"""The calls about users, quotas, groups and roles for the stand-in gateway: it knows one user, and changes quotas
 alone."""
 
 # ruff: noqa: N802 - the names of the calls are those of the protos
@@ -11,7 +11,7 @@ from typing import Any
 from gangline.domain.user import hash_password
 from gangline.errors import ErrorKind, GanglineError
 from gangline.protocol import rpc
-from gangline.v1 import audit_pb2, quota_pb2, user_pb2
+from gangline.v1 import access_pb2, audit_pb2, quota_pb2, user_pb2
 from tests.support.part_of_gateway import Servicer
 
 PASSWORD = "Password-of-ann-1"
@@ -29,6 +29,8 @@ class StandInUsers(Servicer):
         self.user = user_pb2.UserView(id=2, name="ann", is_active=True, has_password=True, created_at=1.0)
         self.token = user_pb2.AccessTokenView(id=3, user_id=2, user_name="ann", name="ci", created_at=1.0)
         self.quotas: dict[tuple[str, str], quota_pb2.QuotaView] = {}
+        self.group = access_pb2.GroupView(name="team", members=["ann", "bob"], created_at=1.0)
+        self.role = access_pb2.RoleView(role=access_pb2.ROLE_EDITOR, group="team", workspace_id=2, workspace="lab")
         self.audit_records: list[audit_pb2.AuditRecord] = []
         self.audit_requests: list[audit_pb2.ListAuditRequest] = []
         self.user_changes: list[user_pb2.UserChange] = []
@@ -95,3 +97,22 @@ class StandInUsers(Servicer):
     def RemoveQuota(self, request: Any, context: Any) -> Any:
         self.quotas.pop((request.kind, request.name), None)
         return self._answer("RemoveQuota", context, quota_pb2.RemoveQuotaResponse)
+
+    def GetAccess(self, request: Any, context: Any) -> Any:
+        right = access_pb2.WorkspaceRight(workspace_id=1, workspace="lab", role=access_pb2.ROLE_EDITOR)
+        access = access_pb2.Access(
+            cluster_role=access_pb2.ROLE_EDITOR, workspaces=[right], groups=["everyone"], is_open=True
+        )
+        return self._answer("GetAccess", context, lambda: access_pb2.GetAccessResponse(access=access))
+
+    def ListGroups(self, request: Any, context: Any) -> Any:
+        return self._answer("ListGroups", context, lambda: access_pb2.ListGroupsResponse(groups=[self.group]))
+
+    def UpdateGroup(self, request: Any, context: Any) -> Any:
+        return self._answer("UpdateGroup", context, lambda: access_pb2.UpdateGroupResponse(group=self.group))
+
+    def ListRoles(self, request: Any, context: Any) -> Any:
+        return self._answer("ListRoles", context, lambda: access_pb2.ListRolesResponse(roles=[self.role]))
+
+    def AssignRole(self, request: Any, context: Any) -> Any:
+        return self._answer("AssignRole", context, lambda: access_pb2.AssignRoleResponse(roles=[self.role]))

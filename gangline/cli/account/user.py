@@ -15,6 +15,7 @@ from gangline.errors import invalid
 
 if TYPE_CHECKING:
     from gangline.client import Client
+    from gangline.domain.access import Access
     from gangline.domain.user import UserView
 
 app = new_group("Create, list and change users, and their passwords.")
@@ -28,6 +29,11 @@ _COLUMNS = (
     Column("LOGIN", 5),
     Column("AGE", 3),
 )
+_MAY = {
+    "VIEWER": "sees everything in it",
+    "EDITOR": "sees everything in it, and creates and changes what is this user's own",
+    "ADMIN": "changes everything in it, and who has which role",
+}
 UserName = Annotated[str, typer.Argument(metavar="NAME", help="The name of the user.")]
 DisplayName = Annotated[str | None, typer.Option("--display-name", metavar="TEXT", help="The name that is shown.")]
 
@@ -66,11 +72,30 @@ add_list(app, "List users, the oldest first.", lambda client: client.list_users(
 
 
 @app.command()
-def whoami(is_json: Json = False) -> None:
+def whoami(
+    *,
+    with_rights: Annotated[bool, typer.Option("--can", help="Show also what this user may do, by workspace.")] = False,
+    is_json: Json = False,
+) -> None:
     """Show the user as whom these commands run."""
     with connect() as client:
         user = client.who_am_i()
-    show(user, is_json, lambda: [f"{user.name}{', an administrator' if user.is_admin else ''}"])
+        access = client.get_access() if with_rights else None
+    lines = [f"{user.name}{', an administrator' if user.is_admin else ''}"]
+    if access is None:
+        show(user, is_json, lambda: lines)
+    else:
+        show({"user": user, "access": access}, is_json, lambda: [*lines, *_describe_access(access)])
+
+
+def _describe_access(access: Access) -> list[str]:
+    lines = [f"groups: {', '.join(access.groups)}"]
+    if access.is_admin:
+        lines.append("changes users, groups, roles and agents, and everything in all workspaces")
+    elif access.is_open:
+        lines.append("operates the work of others too, as long as no role for the cluster was changed")
+    lines += [f"{right.workspace}: {right.role.lower()}, who {_MAY[right.role]}" for right in access.workspaces]
+    return lines if access.is_admin or access.workspaces else [*lines, "sees no workspace; ask an administrator"]
 
 
 @app.command()

@@ -22,6 +22,7 @@ DROPPED = "audit.dropped"
 # By method of GatewayService.
 RECORDED_CALLS: Mapping[str, str] = {
     "ArchiveExperiment": "experiment.archive",
+    "AssignRole": "role.assign",
     "ConnectTask": CONNECT,
     "ContinueExperiment": "experiment.continue",
     "CreateExperiment": "experiment.create",
@@ -50,6 +51,7 @@ RECORDED_CALLS: Mapping[str, str] = {
     "UnarchiveExperiment": "experiment.unarchive",
     "UpdateAgent": "agent.update",
     "UpdateExperiment": "experiment.update",
+    "UpdateGroup": "group.update",
     "UpdateModel": "model.update",
     "UpdateModelVersion": "model_version.update",
     "UpdateProject": "project.update",
@@ -59,10 +61,12 @@ RECORDED_CALLS: Mapping[str, str] = {
     "UploadCode": "code.upload",
 }
 READING_CALLS = frozenset({
-    "DownloadCheckpoint", "DownloadCode", "DownloadOutput", "DownloadTensorboard", "ExplainJob", "GetCluster",
+    "DownloadCheckpoint", "DownloadCode", "DownloadOutput", "DownloadTensorboard", "ExplainJob", "GetAccess",
+    "GetCluster",
     "GetExperiment", "GetInheritance", "GetMe", "GetMetricSeries", "GetModel", "GetModelVersion", "GetSavedView",
     "GetSearchEvents", "GetSnapshot", "GetTaskAccess", "GetUsage", "ListAgents", "ListAudit", "ListCheckpoints",
-    "ListExperiments", "ListFusion", "ListModelVersions", "ListModels", "ListProjects", "ListQuotas", "ListSavedViews",
+    "ListExperiments", "ListFusion", "ListGroups", "ListRoles",
+    "ListModelVersions", "ListModels", "ListProjects", "ListQuotas", "ListSavedViews",
     "ListTasks", "ListTemplates", "ListTokens", "ListUsers", "ListWorkspaces", "PreviewRetention", "PreviewSearch",
     "StreamLogs", "StreamMetrics", "WatchExperiment",
 })  # fmt: skip
@@ -80,6 +84,7 @@ RECORDED_ROUTES: Mapping[tuple[str, str], str] = {
     ("DELETE", "/checkpoints/{checkpoint_id}"): "checkpoint.delete",
     ("DELETE", "/experiments/{experiment_id}"): "experiment.delete",
     ("DELETE", "/fusion/{key}"): "fusion.forget",
+    ("DELETE", "/groups/{name}"): "group.delete",
     ("DELETE", "/models/{model_id}"): "model.delete",
     ("DELETE", "/models/{model_id}/aliases/{alias}"): "model.set_alias",
     ("DELETE", "/models/{model_id}/versions/{number}"): "model_version.delete",
@@ -90,6 +95,7 @@ RECORDED_ROUTES: Mapping[tuple[str, str], str] = {
     ("DELETE", "/templates/{name}"): "template.delete",
     ("DELETE", "/workspaces/{workspace_id}"): "workspace.delete",
     ("PATCH", "/experiments/{experiment_id}"): "experiment.update",
+    ("PATCH", "/groups/{name}"): "group.update",
     ("PATCH", "/models/{model_id}"): "model.edit",
     ("PATCH", "/models/{model_id}/versions/{number}"): "model_version.edit",
     ("PATCH", "/projects/{project_id}"): "project.edit",
@@ -111,6 +117,7 @@ RECORDED_ROUTES: Mapping[tuple[str, str], str] = {
     ("POST", "/experiments/{experiment_id}/move"): "experiment.move",
     ("POST", "/experiments/{experiment_id}/pause"): "experiment.pause",
     ("POST", "/experiments/{experiment_id}/unarchive"): "experiment.unarchive",
+    ("POST", "/groups"): "group.create",
     ("POST", "/job-queues"): "experiment.update",
     ("POST", "/models"): "model.create",
     ("POST", "/models/{model_id}/archive"): "model.archive",
@@ -134,6 +141,7 @@ RECORDED_ROUTES: Mapping[tuple[str, str], str] = {
     ("PUT", "/experiments/{experiment_id}/retain_logs"): "experiment.set_retention",
     ("PUT", "/models/{model_id}/aliases/{alias}"): "model.set_alias",
     ("PUT", "/quotas/{kind}/{subject:path}"): "quota.set",
+    ("PUT", "/roles"): "role.assign",
     ("PUT", "/templates/{name}"): "template.set",
 }
 UNRECORDED_ROUTES: Mapping[tuple[str, str], str] = {

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gangline.config.layer.lookup import find_named
+from gangline.domain.access import GroupAction, Role
 from gangline.domain.document import read_document
 from gangline.domain.experiment import DEFAULT_PROJECT_ID, Experiment
 from gangline.domain.id import experiment_id_of
@@ -438,9 +439,23 @@ def _revoke_token(state: ClusterState, request: Any) -> ChangeNote:
     return ChangeNote("token.revoke", "token", (str(request.token_id),), "", old)
 
 
+def _update_group(state: ClusterState, request: Any) -> ChangeNote:
+    action = str(wire.enum_member(GroupAction, request.action) or "update").lower()
+    return ChangeNote(f"group.{action}", "group", (request.name,), new={"users": list(request.users)})
+
+
+def _assign_role(state: ClusterState, request: Any) -> ChangeNote:
+    """The object is the user or the group."""
+    kind, name = ("group", request.subject_group) if request.subject_group else ("user", request.subject_user)
+    workspace = _workspace_name(state, request.workspace_id) if request.workspace_id else ""
+    role = wire.enum_member(Role, request.role)
+    return ChangeNote("role.assign", kind, (name,), workspace, new={"role": str(role) if role is not None else None})
+
+
 DESCRIBED: Mapping[str, Callable[[ClusterState, Any], ChangeNote]] = {
     "ForgetFusionRequest": _forget_fusion,
     "ProfileTrialRequest": _of_trial("trial.profile", ("batches",)),
+    "SchedulerServiceAssignRoleRequest": _assign_role,
     "SchedulerServiceArchiveExperimentRequest": _archiving("experiment.archive", archived=True),
     "SchedulerServiceContinueExperimentRequest": _continue_experiment,
     "SchedulerServiceCreateTokenRequest": _create_token,
@@ -461,6 +476,7 @@ DESCRIBED: Mapping[str, Callable[[ClusterState, Any], ChangeNote]] = {
     "SchedulerServiceUnarchiveExperimentRequest": _archiving("experiment.unarchive", archived=False),
     "SchedulerServiceUpdateAgentRequest": _update_agent,
     "SchedulerServiceUpdateExperimentRequest": _update_experiment,
+    "SchedulerServiceUpdateGroupRequest": _update_group,
     "SchedulerServiceUpdateModelRequest": _named("model"),
     "SchedulerServiceUpdateModelVersionRequest": _update_version,
     "SchedulerServiceUpdateProjectRequest": _named("project"),

@@ -23,6 +23,7 @@ from services.gateway.determined.lacking_call import lacking
 from services.gateway.determined.values import Json
 from services.gateway.http.problem import STATUS_BY_KIND, bug_error, on_disconnect
 from services.gateway.http.route import note_forbidden, open_attempt
+from services.gateway.mirror.access_table import NEED_BY_DETERMINED_ROUTE
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases, UserCases
 from services.gateway.usecase.shared.following import begin
@@ -50,7 +51,11 @@ def build_determined_app(usecases: UseCases, authenticator: Authenticator) -> St
             for method, path, handler in table
         ),
         *(
-            Route(path, _recorded(_endpoint(handler, usecases, authenticator), method, path), methods=[method])
+            Route(
+                path,
+                _recorded(_endpoint((method, path), handler, usecases, authenticator), method, path),
+                methods=[method],
+            )
             for table in _TABLES
             for method, path, handler in table
         ),
@@ -101,8 +106,11 @@ def _open_endpoint(
     return answer
 
 
-def _endpoint(handler: Handler, usecases: UseCases, authenticator: Authenticator) -> Any:
+def _endpoint(place: tuple[str, str], handler: Handler, usecases: UseCases, authenticator: Authenticator) -> Any:
+    need = NEED_BY_DETERMINED_ROUTE.get(place)
+
     async def answer(request: Request) -> Response:
+        usecases.check_call(need, _principal_of(request))
         call = Call(
             usecases.open,
             authenticator,
@@ -122,9 +130,13 @@ def _endpoint(handler: Handler, usecases: UseCases, authenticator: Authenticator
 
 
 def _cases_of(request: Request, usecases: UseCases) -> UserCases:
+    return usecases.of(_principal_of(request))
+
+
+def _principal_of(request: Request) -> Principal:
     principal = getattr(request.state, "principal", None)
     assert isinstance(principal, Principal), "this call needs a session"
-    return usecases.of(principal)
+    return principal
 
 
 def _peer_of(request: Request) -> str:

@@ -11,8 +11,9 @@ from pydantic import BaseModel
 from services.gateway.http.admission import Open
 from services.gateway.http.answer import Answer
 from services.gateway.http.model import EtcdHealth
+from services.gateway.http.route import Route
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, route_class=Route)
 
 
 class ScrapeTargets(BaseModel):

@@ -22,7 +22,9 @@ from services.common.server import Principal
 from services.gateway.audit.action import RECORDED_ROUTES
 from services.gateway.audit.attempt import Attempt
 from services.gateway.audit.trail import AuditTrail
+from services.gateway.http.admission import bundle_of
 from services.gateway.http.model import Problem
+from services.gateway.mirror.access_table import NEED_BY_ROUTE, Need
 from services.gateway.usecase.shared.parsing import off_loop
 
 # Text, such as an archive in base64, is parsed at a gigabyte a second; values at a million a second.
@@ -32,18 +34,27 @@ ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": Problem, "descri
 
 
 class Route(APIRoute):
+    """Checks the right that the table names before the body is read."""
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        # Each route has one method.
+        need = NEED_BY_ROUTE.get((min(self.methods or ("",)), self.path))
         path = self.path.removeprefix("/api/v1")
         action_by_method = {method: RECORDED_ROUTES.get((method, path)) for method in self.methods or ()}
+
+        async def answer(request: Request) -> Response:
+            if need is not Need.OPEN:
+                bundle_of(request).check_call(need, request.state.principal)
+            return await handle(_Request(request.scope, request.receive))
 
         async def run(request: Request) -> Response:
             action = action_by_method.get(request.method)
             if action is not None:
                 with open_attempt(request, "http", action):
-                    return await handle(_Request(request.scope, request.receive))
+                    return await answer(request)
             try:
-                return await handle(_Request(request.scope, request.receive))
+                return await answer(request)
             except GanglineError as error:
                 note_forbidden(request, "http", f"{request.method} {self.path}", error)
                 raise

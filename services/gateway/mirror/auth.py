@@ -1,4 +1,4 @@
-"""Maps a token to a principal. `caller.py` decides what the principal may call.
+"""Maps a token to a principal. `access_table.py` and `caller.py` decide what the principal may call.
 
 A token is one of five: a user's (its sha256 is in the mirror), the cluster's own (services and operators), one of an
 allocation (for its trial runners), one of an agent (for the records of ended attempts on its host), or one of a
@@ -35,6 +35,7 @@ from services.common.access.security import (
     user_of_session,
 )
 from services.common.server import Principal
+from services.gateway.mirror.access_table import NEED_BY_CALL, USER_SERVICE, Need, check_call
 from services.gateway.mirror.admission_watch import AdmissionWatch
 from services.gateway.mirror.mirror import Watched
 
@@ -42,8 +43,6 @@ from services.gateway.mirror.mirror import Watched
 SESSION_SECONDS = 7 * 24 * 3600
 KEY_SECONDS = 600
 CLUSTER = Principal(kind="cluster", name=CLUSTER_NAME, is_admin=True)
-# Calls that need no token.
-_OPEN_METHODS = frozenset({"/gangline.v1.GatewayService/LogIn"})
 
 
 class Authenticator:
@@ -58,9 +57,14 @@ class Authenticator:
 
     async def authenticate(self, method: str, token: str | None) -> Principal:
         """Authenticates a call for the gRPC server, which calls this for every method."""
-        if method in _OPEN_METHODS:
+        need = NEED_BY_CALL.get(method)
+        if need is Need.OPEN:
             return Principal(kind="anonymous", name="")
-        return self.identify(token)
+        principal = self.identify(token)
+        if not method.startswith(USER_SERVICE):
+            # Calls of users are checked where a refusal leaves a record of the audit log (`recorded_calls.py`).
+            check_call(need, principal, self._mirror.state)
+        return principal
 
     def identify(self, token: str | None) -> Principal:
         """Returns the principal of a token. Raises GanglineError `auth.*`."""

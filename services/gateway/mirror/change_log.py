@@ -21,6 +21,7 @@ class Topic(StrEnum):
     TRIALS = "trials"  # an experiment's own record, from which the rows of all its trials have values
     AGENT = "agent"  # with the allocations on its slots
     MODEL = "model"  # with its versions
+    MOVED = "moved"  # experiments that went into other projects, where other users see them
     HOME = "home"  # workspaces and projects, whose names appear in rows of experiments
 
 

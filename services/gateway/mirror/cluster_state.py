@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import DecodeError
 
 from gangline.config.layer.secret import hide_default_secrets, hide_secrets
-from gangline.domain.allocation import Allocation, Request
+from gangline.domain.access import UserGroup, WorkspaceRoles
+from gangline.domain.allocation import Allocation, Reason, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.quota import Quota, SlotUse
@@ -114,6 +115,13 @@ class ClusterState:
         self.templates = RecordTable(keys.TEMPLATES, Template, keep=hide_secrets)
         self.models = RecordTable(keys.MODELS, Model)
         self.model_versions = RecordTable(keys.MODEL_VERSIONS, ModelVersion, lambda version: version.model_id)
+        self.groups = RecordTable(keys.GROUPS, UserGroup)
+        self.roles = RecordTable(keys.ROLES, WorkspaceRoles)
+        # What each caller sees (`sight.py`), made from these tables.
+        self.sights: dict[Hashable, Any] = {}
+        self._tables_of_sights: tuple[RecordTable[Any], ...] = (
+            self.users, self.groups, self.roles, self.workspaces, self.projects,
+        )  # fmt: skip
         self.instances = RecordTable(keys.ALIVE, ServiceInstance)
         # Keys whose present value cannot be read.
         self._unreadable_keys: set[str] = set()
@@ -123,9 +131,31 @@ class ClusterState:
         self._shelves: tuple[RecordTable[Any], ...] = (
             self.experiments, self.trials, self.searches, self.requests, self.allocations, self.agents,
             self.checkpoints, self.users, self.tokens, self.fusion, self.workspaces, self.projects, self.templates,
-            self.models, self.model_versions, self.instances, self._leader, self._cluster, self._next_experiment,
-            self.quotas, self.slot_use,
+            self.models, self.model_versions, self.groups, self.roles, self.instances, self._leader, self._cluster,
+            self._next_experiment, self.quotas, self.slot_use,
         )  # fmt: skip
+
+    @property
+    def whole(self) -> ClusterState:
+        """Returns the state without what a caller does not see left out."""
+        return self
+
+    @property
+    def pseudonyms(self) -> Mapping[str, str]:
+        """Returns the numbers that stand for trials that a caller does not see, by the trials' ids."""
+        return {}
+
+    def hide_ids(self, text: str) -> str:
+        """Returns the text without the ids of what a caller does not see."""
+        return text
+
+    def hide(self, reason: Reason) -> Reason:
+        """Returns the reason without the names of what a caller does not see."""
+        return reason
+
+    def unreadable_suffixes(self, prefix: str) -> list[str]:
+        """Returns the rest of each key under this prefix whose present value cannot be read."""
+        return [key.removeprefix(prefix) for key in self._unreadable_keys if key.startswith(prefix)]
 
     @property
     def leader(self) -> ServiceInstance | None:
@@ -158,6 +188,8 @@ class ClusterState:
         table = self._table_of(key)
         if table is None:
             return set()
+        if table in self._tables_of_sights:
+            self.sights.clear()
         if value is None:
             self._unreadable_keys.discard(key)
             self.marked.pop(key, None)
@@ -227,6 +259,7 @@ def _experiment_ids(records: Iterable[object]) -> set[int]:
 def entries_of(records: Iterable[object]) -> set[Entry]:
     """Returns the entries of the change log for a change of these records."""
     entries: set[Entry] = set()
+    homes: set[int] = set()
     for record in records:
         if isinstance(record, Trial):
             entries |= {(Topic.TRIAL, record.id), (Topic.EXPERIMENT, record.experiment_id)}
@@ -236,6 +269,7 @@ def entries_of(records: Iterable[object]) -> set[Entry]:
                 entries |= {(Topic.AGENT, member.agent_id) for member in record.members}
         elif isinstance(record, Experiment):
             entries |= {(Topic.TRIALS, record.id), (Topic.EXPERIMENT, record.id)}
+            homes.add(record.home_id)
         elif isinstance(record, Agent):
             entries.add((Topic.AGENT, record.id))
         elif isinstance(record, Workspace | Project):
@@ -246,4 +280,6 @@ def entries_of(records: Iterable[object]) -> set[Entry]:
             entries.add((Topic.MODEL, record.model_id))
         else:
             entries |= {(Topic.EXPERIMENT, experiment_id) for experiment_id in _experiment_ids((record,))}
+    if len(homes) > 1:
+        entries.add((Topic.MOVED, "experiment"))
     return entries

@@ -211,6 +211,9 @@ class Mirror:
         if entries:
             self.log.note(entries, self.state.revision)
             self.changes.ring((LOG_NOTIFICATION,))
+        if any(event.key.startswith((keys.ROLES, keys.GROUPS)) for event in batch.events):
+            # Streams of users who see less from now on end at once.
+            self.changes.ring_all()
         if any(event.key == keys.LEADER for event in batch.events):
             self.changes.ring((LEADER_NOTIFICATION,))
         if any(_may_leave_files(event.key, event.value) for event in batch.events):

@@ -18,6 +18,7 @@ from gangline.v1 import gateway_pb2 as pb
 from services.gateway.audit.attempt import current_attempt
 from services.gateway.mirror.ingest_record import Scope
 from services.gateway.rpc import mapping
+from services.gateway.rpc.access_calls import AccessCalls
 from services.gateway.rpc.project_calls import ProjectCalls
 from services.gateway.rpc.quota_calls import QuotaCalls
 from services.gateway.rpc.registry_calls import RegistryCalls
@@ -29,7 +30,9 @@ from services.gateway.rpc.user_calls import UserCalls
 Context = Any
 
 
-class GatewayService(RemovalCalls, ProjectCalls, RegistryCalls, SavedViewCalls, TaskCalls, UserCalls, QuotaCalls):
+class GatewayService(
+    RemovalCalls, ProjectCalls, RegistryCalls, SavedViewCalls, TaskCalls, UserCalls, QuotaCalls, AccessCalls
+):
     """Serves the gateway's calls. services.common.server authenticates callers and maps errors to statuses."""
 
     async def UploadCode(

@@ -1,4 +1,5 @@
-"""Opens an attempt of the audit log around the calls of GatewayService that `audit/action.py` names."""
+"""Checks the right that each call of GatewayService needs, and opens an attempt of the audit log around the calls that
+`audit/action.py` names. So refused calls leave a record too."""
 
 from __future__ import annotations
 
@@ -13,16 +14,21 @@ from services.common.server import current_principal
 from services.gateway.audit.action import CONNECT, RECORDED_CALLS
 from services.gateway.audit.attempt import Attempt
 from services.gateway.audit.trail import AuditTrail
+from services.gateway.mirror.access_table import NEED_BY_CALL, USER_SERVICE, Need
 from services.gateway.rpc.gateway_service import GatewayService
+from services.gateway.usecase.bundle import UseCases
 
 _SURFACE = "grpc"
 Context = Any
 
 
-def recorded(service: GatewayService, trail: AuditTrail) -> GatewayService:
-    """Returns the service, whose methods leave records."""
+def recorded(service: GatewayService, usecases: UseCases) -> GatewayService:
+    """Returns the service, whose methods check rights and leave records."""
+    trail = usecases.trail
     for method in gateway_pb2.DESCRIPTOR.services_by_name["GatewayService"].methods:
         inner, action = getattr(service, method.name), RECORDED_CALLS.get(method.name)
+        check: Any = _checking_stream if method.server_streaming else _checking
+        inner = check(inner, USER_SERVICE + method.name, usecases)
         if action == CONNECT:
             call: Any = _connecting(inner, action, trail)
         elif action is not None:
@@ -32,6 +38,33 @@ def recorded(service: GatewayService, trail: AuditTrail) -> GatewayService:
             call = reading(inner, method.name, trail)
         setattr(service, method.name, call)
     return service
+
+
+def _checking(
+    inner: Callable[[Any, Context], Awaitable[Any]], path: str, usecases: UseCases
+) -> Callable[[Any, Context], Awaitable[Any]]:
+    async def call(request: Any, context: Context) -> Any:
+        _check(path, usecases)
+        return await inner(request, context)
+
+    return call
+
+
+def _checking_stream(
+    inner: Callable[[Any, Context], AsyncIterator[Any]], path: str, usecases: UseCases
+) -> Callable[[Any, Context], AsyncIterator[Any]]:
+    async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+        _check(path, usecases)
+        async for answer in inner(request, context):
+            yield answer
+
+    return call
+
+
+def _check(path: str, usecases: UseCases) -> None:
+    need = NEED_BY_CALL.get(path)
+    if need is not Need.OPEN:
+        usecases.check_call(need, current_principal())
 
 
 def _attempt(action: str, trail: AuditTrail, request: Any, context: Context) -> Attempt:

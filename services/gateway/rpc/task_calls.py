@@ -14,7 +14,7 @@ from gangline.protocol import wire
 from gangline.v1 import gateway_pb2 as pb
 from services.common.concurrency import cancel
 from services.gateway.rpc.bound_calls import BoundCalls
-from services.gateway.usecase.shared.tunnel_table import Tunnel
+from services.gateway.usecase.shared.tunnel_table import AdmittedTunnel
 
 Context = Any
 
@@ -30,7 +30,9 @@ class TaskCalls(BoundCalls):
         first = await anext(aiter(request_iterator), None)
         if first is None:
             raise invalid("task.unnamed", "the call was empty; its first message names the task")
-        with await self._cases(first).tunnels.open(first.experiment_id) as tunnel:
+        tunnels = self._cases(first).tunnels
+        with await tunnels.open(first.experiment_id) as opened:
+            tunnel = AdmittedTunnel(opened, lambda: tunnels.find(first.experiment_id))
             # The first answer tells the caller that the connection is made.
             yield pb.ConnectTaskResponse()
             forwarding = asyncio.create_task(_forward(first.data, request_iterator, tunnel))
@@ -41,7 +43,7 @@ class TaskCalls(BoundCalls):
                 await cancel(forwarding)
 
 
-async def _forward(first: bytes, requests: AsyncIterator[pb.ConnectTaskRequest], tunnel: Tunnel) -> None:
+async def _forward(first: bytes, requests: AsyncIterator[pb.ConnectTaskRequest], tunnel: AdmittedTunnel) -> None:
     """Writes what the caller sends. The end of its requests ends the connection."""
     try:
         with suppress(ConnectionError):

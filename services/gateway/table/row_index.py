@@ -98,3 +98,24 @@ class RowIndex:
             row.__dict__["settled"] = before.settled
         self._row_by_id[experiment_id] = row
         self._newest_first = None
+
+
+class PartOfRows:
+    """The rows of the experiments in some projects, which are those that a caller sees."""
+
+    def __init__(self, index: RowIndex, project_ids: frozenset[int]) -> None:
+        self._index = index
+        self._project_ids = project_ids
+
+    def experiments(self) -> Sequence[ExperimentRow]:
+        return [row for row in self._index.experiments() if row.experiment.home_id in self._project_ids]
+
+    def find(self, experiment_id: int) -> ExperimentRow | None:
+        row = self._index.find(experiment_id)
+        return row if row is not None and row.experiment.home_id in self._project_ids else None
+
+    def trials_of(self, row: ExperimentRow) -> Sequence[TrialRow]:
+        return self._index.trials_of(row)
+
+    def find_trial(self, row: ExperimentRow, trial_id: str) -> TrialRow | None:
+        return self._index.find_trial(row, trial_id)

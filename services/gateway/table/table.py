@@ -21,7 +21,7 @@ from services.common.concurrency import Turns
 from services.gateway.table.field import Family, Field, FieldList, Kind, Value
 from services.gateway.table.filter import Predicate, parse_filter
 from services.gateway.table.row import ExperimentRow, TrialRow
-from services.gateway.table.row_index import RowIndex
+from services.gateway.table.row_index import PartOfRows, RowIndex
 from services.gateway.table.sorting import SortKey, parse_sort, sort_fields, sort_places
 from services.gateway.table.table_field import experiment_fields, trial_fields
 
@@ -51,6 +51,7 @@ class TableQuery:
     filter: str = ""
     sort: str = ""  # empty for the newest experiments first, and the trials of each in their order
     experiment_id: int = 0  # only the trials of this experiment; 0 for those of all
+    project_ids: tuple[int, ...] | None = None  # only rows of experiments in these projects; None for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +92,23 @@ class Tables:
         # One query of a caller is worked on at a time, so many of them do not slow down all other requests.
         self._turns = Turns()
 
-    def view(self, table: TableName, experiment_id: int = 0) -> TableView[Any]:
-        """Returns the table as it is now; it is read without awaiting."""
+    def view(self, query: TableQuery) -> TableView[Any]:
+        """Returns the rows from which the query selects, as they are now; they are read without awaiting."""
         homes, now = self._index.homes(), self._now()
-        if table is TableName.EXPERIMENTS:
+        rows = self._part(query)
+        if query.table is TableName.EXPERIMENTS:
             fields = experiment_fields(homes, now)
-            return TableView(fields, lambda: iter(self._index.experiments()), self._index.find, lambda id_: (id_,))
+            return TableView(fields, lambda: iter(rows.experiments()), rows.find, lambda id_: (id_,))
         fields_of_trials = trial_fields(homes, now)
-        return TableView(fields_of_trials, lambda: self._trials(experiment_id), self._find_trial, self._ids_of_trials)
+        return TableView(
+            fields_of_trials,
+            lambda: _trials(rows, query.experiment_id),
+            lambda id_: _find_trial(rows, id_),
+            lambda id_: [row.id for row in _trials(rows, id_)],
+        )
+
+    def _part(self, query: TableQuery) -> RowIndex | PartOfRows:
+        return self._index if query.project_ids is None else PartOfRows(self._index, frozenset(query.project_ids))
 
     def compile(self, query: TableQuery, view: TableView[Any]) -> Predicate[Any]:
         """Returns the condition of a query. Raises GanglineError `filter.*`, `table.field`."""
@@ -116,7 +126,7 @@ class Tables:
             if kept is not None:
                 self._results.move_to_end(kept.snapshot)
                 return kept
-            view = self.view(query.table, query.experiment_id)
+            view = self.view(query)
             keys = parse_sort(query.sort)
             fields = sort_fields(keys, view.fields.find)
             matching = await self._select(view, self.compile(query, view))
@@ -127,15 +137,15 @@ class Tables:
         self, query: TableQuery, result: Result, fields: Sequence[str], offset: int, limit: int
     ) -> TablePage:
         """Returns a page of a result. Raises GanglineError `table.field`."""
-        view = self.view(query.table, query.experiment_id)
+        view = self.view(query)
         chosen = [view.fields.find(name) for name in fields]
         found = (row for id_ in result.ids[offset : offset + limit] if (row := view.find(id_)) is not None)
         return TablePage(result, offset, [values_of(row, chosen) async for row in _in_steps(found)])
 
-    async def list_members(self, table: TableName, experiment_id: int = 0, *, caller: str = "") -> list[str]:
+    async def list_members(self, query: TableQuery, *, caller: str = "") -> list[str]:
         """Returns the names of all fields of families that some row has a value for, sorted. caller: as in `query`."""
         async with self._turns.of(caller):
-            view = self.view(table, experiment_id)
+            view = self.view(query)
             names: set[str] = set()
             async for row in _in_steps(view.rows()):
                 for family in view.fields.families:
@@ -145,29 +155,28 @@ class Tables:
     async def _select(self, view: TableView[Any], matches: Predicate[Any]) -> list[Any]:
         return [row async for row in _in_steps(view.rows()) if matches(row)]
 
-    def _trials(self, experiment_id: int) -> Iterator[TrialRow]:
-        if experiment_id:
-            home = self._index.find(experiment_id)
-            yield from self._index.trials_of(home) if home is not None else ()
-            return
-        # A copy, because the rows are made anew between two steps.
-        for home in tuple(self._index.experiments()):
-            yield from self._index.trials_of(home)
-
-    def _ids_of_trials(self, experiment_id: int) -> Sequence[str]:
-        return [row.id for row in self._trials(experiment_id)]
-
-    def _find_trial(self, trial_id: str) -> TrialRow | None:
-        number = trial_id.partition(".")[0]
-        home = self._index.find(int(number)) if number.isdecimal() else None
-        return self._index.find_trial(home, trial_id) if home is not None else None
-
     def _keep(self, result: Result) -> Result:
         self._results[result.snapshot] = result
         num_ids = sum(len(each.ids) for each in self._results.values())
         while len(self._results) > 1 and (len(self._results) > MAX_RESULTS or num_ids > MAX_KEPT_IDS):
             num_ids -= len(self._results.popitem(last=False)[1].ids)
         return result
+
+
+def _trials(rows: RowIndex | PartOfRows, experiment_id: int) -> Iterator[TrialRow]:
+    if experiment_id:
+        home = rows.find(experiment_id)
+        yield from rows.trials_of(home) if home is not None else ()
+        return
+    # A copy, because the rows are made anew between two steps.
+    for home in tuple(rows.experiments()):
+        yield from rows.trials_of(home)
+
+
+def _find_trial(rows: RowIndex | PartOfRows, trial_id: str) -> TrialRow | None:
+    number = trial_id.partition(".")[0]
+    home = rows.find(int(number)) if number.isdecimal() else None
+    return rows.find_trial(home, trial_id) if home is not None else None
 
 
 def values_of(row: Row, fields: Sequence[Field[Row]]) -> dict[str, Any]:

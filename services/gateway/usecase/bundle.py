@@ -20,13 +20,16 @@ from services.gateway.history.usage_recorder import UsageRecorder
 from services.gateway.history.writer import Writer
 from services.gateway.leader.leader_client import Leader
 from services.gateway.leader.submitter import Submitter
+from services.gateway.mirror.access_table import Need, check_call
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.mirror.caller import Caller, Runner
 from services.gateway.mirror.mirror import Watched
 from services.gateway.mirror.notification import NotificationBoard
+from services.gateway.mirror.sight import SeenMirror, Sight
 from services.gateway.storage.storage import Storage
 from services.gateway.table.row_index import RowIndex
 from services.gateway.table.table import Tables
+from services.gateway.usecase.access import AccessRules
 from services.gateway.usecase.agent import Agents
 from services.gateway.usecase.audit import AuditReads
 from services.gateway.usecase.change import Changes
@@ -109,56 +112,64 @@ class UserCases:
 
     caller: Caller
     _shared: Shared
+    _mirror: SeenMirror  # what the caller sees
 
     def with_request_id(self, request_id: str | None) -> UserCases:
         """Returns the same for a request whose id is in its body."""
-        return UserCases(replace(self.caller, request_id=request_id), self._shared)
+        return UserCases(replace(self.caller, request_id=request_id), self._shared, self._mirror)
+
+    def sight(self) -> Sight:
+        """Returns what the caller sees at this moment."""
+        return self._mirror.sight
+
+    def _views(self) -> Views:
+        return self._shared.views.seen_in(self._mirror)
 
     @property
     def experiments(self) -> Experiments:
         shared = self._shared
         return Experiments(
             self.caller,
-            shared.mirror,
+            self._mirror,
             shared.leader,
             shared.submitter,
-            views=shared.views,
+            views=self._views(),
             code=self.code,
             following=shared.history.following,
         )
 
     @property
     def tables(self) -> TableReads:
-        return TableReads(self.caller, self._shared.tables)
+        return TableReads(self.caller, self._mirror, self._shared.tables)
 
     @property
     def bulk(self) -> Bulk:
-        return Bulk(self.caller, self._shared.mirror, self._shared.tables, self.with_request_id)
+        return Bulk(self.caller, self._mirror, self._shared.tables, self.with_request_id)
 
     @property
     def changes(self) -> Changes:
-        shared, history = self._shared, self._shared.history
-        return Changes(self.caller, shared.mirror, shared.views, history.reader, following=history.following)
+        history = self._shared.history
+        return Changes(self.caller, self._mirror, self._views(), history.reader, following=history.following)
 
     @property
     def removals(self) -> Removals:
-        return Removals(self.caller, self._shared.mirror, self._shared.leader, self._shared.views)
+        return Removals(self.caller, self._mirror, self._shared.leader, self._views())
 
     @property
     def projects(self) -> Projects:
-        return Projects(self.caller, self._shared.mirror, self._shared.leader)
+        return Projects(self.caller, self._mirror, self._shared.leader)
 
     @property
     def registry(self) -> Registry:
-        return Registry(self.caller, self._shared.mirror, self._shared.leader)
+        return Registry(self.caller, self._mirror, self._shared.leader)
 
     @property
     def records(self) -> HistoryRecords:
         shared, history = self._shared, self._shared.history
         return HistoryRecords(
             self.caller,
-            shared.mirror,
-            shared.views,
+            self._mirror,
+            self._views(),
             history.reader,
             deliveries=shared.deliveries,
             following=history.following,
@@ -167,16 +178,16 @@ class UserCases:
     @property
     def queue(self) -> JobQueue:
         shared = self._shared
-        reader, views = shared.history.reader, shared.views
-        return JobQueue(self.caller, shared.mirror, reader, shared.leader, views=views, pending=shared.pending)
+        reader, views = shared.history.reader, self._views()
+        return JobQueue(self.caller, self._mirror, reader, shared.leader, views=views, pending=shared.pending)
 
     @property
     def queue_preview(self) -> QueuePreview:
-        return QueuePreview(self.caller, self._shared.views, self._shared.leader, self._shared.previews)
+        return QueuePreview(self.caller, self._mirror, self._views(), self._shared.leader, self._shared.previews)
 
     @property
     def agents(self) -> Agents:
-        return Agents(self.caller, self._shared.mirror, self._shared.leader)
+        return Agents(self.caller, self._mirror, self._shared.leader)
 
     @property
     def clusters(self) -> Clusters:
@@ -185,39 +196,40 @@ class UserCases:
     @property
     def checkpoints(self) -> Checkpoints:
         shared = self._shared
-        return Checkpoints(self.caller, shared.mirror, shared.leader, shared.storage, shared.views)
+        return Checkpoints(self.caller, self._mirror, shared.leader, shared.storage, self._views())
 
     @property
     def checkpoint_imports(self) -> CheckpointImports:
+        # The whole: an import of what another user has imported must not take its files away.
         return CheckpointImports(self.caller, self._shared.mirror, self._shared.leader, self._shared.storage)
 
     @property
     def tensorboard(self) -> Tensorboard:
-        return Tensorboard(self.caller, self._shared.mirror, self._shared.storage, self._shared.views)
+        return Tensorboard(self.caller, self._mirror, self._shared.storage, self._views())
 
     @property
     def outputs(self) -> Outputs:
-        return Outputs(self.caller, self._shared.storage, self._shared.views)
+        return Outputs(self.caller, self._shared.storage, self._views())
 
     @property
     def fusion(self) -> FusionRecords:
-        return FusionRecords(self.caller, self._shared.mirror, self._shared.leader)
+        return FusionRecords(self.caller, self._mirror, self._shared.leader)
 
     @property
     def code(self) -> Code:
-        return Code(self.caller, self._shared.mirror, self._shared.stored_code)
+        return Code(self.caller, self._mirror, self._shared.stored_code)
 
     @property
     def usage(self) -> Usage:
         history = self._shared.history
-        return Usage(self.caller, self._shared.mirror, history.reader, history.usage_recorder)
+        return Usage(self.caller, self._mirror, history.reader, history.usage_recorder)
 
     @property
     def users(self) -> Users:
         shared = self._shared
         return Users(
             self.caller,
-            shared.mirror,
+            self._mirror,
             shared.leader,
             authenticator=shared.authenticator,
             cluster_token=shared.cluster_token,
@@ -225,16 +237,20 @@ class UserCases:
 
     @property
     def quotas(self) -> Quotas:
-        return Quotas(self.caller, self._shared.mirror, self._shared.leader)
+        return Quotas(self.caller, self._mirror, self._shared.leader)
+
+    @property
+    def access(self) -> AccessRules:
+        return AccessRules(self.caller, self._mirror, self._shared.leader)
 
     @property
     def deactivations(self) -> Deactivations:
-        return Deactivations(self.caller, self._shared.mirror, self._shared.leader, self.users)
+        return Deactivations(self.caller, self._mirror, self._shared.leader, self.users)
 
     @property
     def saved_views(self) -> SavedViews:
         shared = self._shared
-        return SavedViews(self.caller, shared.mirror, shared.history.saved_views, shared.authenticator)
+        return SavedViews(self.caller, self._mirror, shared.history.saved_views, shared.authenticator)
 
     @property
     def audit(self) -> AuditReads:
@@ -242,7 +258,7 @@ class UserCases:
 
     @property
     def tunnels(self) -> Tunnels:
-        return Tunnels(self.caller, self._shared.views, self._shared.tunnels, self._shared.task_secrets)
+        return Tunnels(self.caller, self._mirror, self._views(), self._shared.tunnels, self._shared.task_secrets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +301,11 @@ class UseCases:
     def of(self, principal: Principal, request_id: str | None = None) -> UserCases:
         """Returns the use cases of a user. request_id: of the change; None lets each change have a new one. Raises
         GanglineError `auth.forbidden`."""
-        return UserCases(Caller(principal, request_id), self._shared)
+        return UserCases(Caller(principal, request_id), self._shared, SeenMirror(self._shared.mirror, principal))
+
+    def check_call(self, need: Need | None, principal: Principal) -> None:
+        """Raises as `access_table.check_call` does."""
+        check_call(need, principal, self._shared.mirror.state)
 
     def of_runner(self, principal: Principal) -> RunnerCases:
         """Returns the use cases of a trial runner. Raises GanglineError `auth.forbidden`."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from gangline.config.layer.retention import check_retention_change
+from gangline.domain.access import Role
 from gangline.domain.experiment import METADATA_FILE, Checkpoint, RetentionChange
 from gangline.domain.id import absent, find_by_prefix, parse_trial_id
 from gangline.domain.state import CheckpointState
@@ -16,6 +17,7 @@ from services.common import keys
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
+from services.gateway.mirror.sight import check_change, sight_of
 from services.gateway.storage.import_folder import FOLDER
 from services.gateway.storage.storage import Storage
 from services.gateway.usecase.shared.following import in_thread
@@ -101,9 +103,13 @@ class Checkpoints:
     async def _check_owner(self, checkpoint: Checkpoint) -> None:
         await self._views.confirm(experiment_id=checkpoint.experiment_id)
         experiment = self._mirror.state.experiments.find(keys.experiment(checkpoint.experiment_id))
-        if experiment is not None or not checkpoint.trial_id:
-            owner = checkpoint.owner if experiment is None else experiment.owner
-            self._caller.check_owner(owner, f"delete checkpoint {checkpoint.id}")
+        action = f"delete checkpoint {checkpoint.id}"
+        if experiment is not None:
+            check_change(self._mirror, self._caller, experiment, action)
+            return
+        rights = sight_of(self._mirror.state, self._caller.principal).rights
+        if not checkpoint.trial_id and rights.cluster_role is not Role.ADMIN:
+            self._caller.check_owner(checkpoint.owner, action)
 
     async def preview_retention(self, experiment_id: int, change: RetentionChange) -> Sequence[Checkpoint]:
         """Returns the checkpoints that a change of the policy would delete, by trial and age. It changes nothing.
@@ -111,6 +117,10 @@ class Checkpoints:
         Raises GanglineError `retention.*`, and the errors of the leader.
         """
         check_retention_change(change)
+        await self._views.confirm(experiment_id=experiment_id)
+        # The leader answers for an experiment that is being deleted.
+        if self._mirror.state.experiments.find(keys.experiment(experiment_id)) is None:
+            raise absent("experiment", experiment_id)
         request = scheduler_pb2.SchedulerServicePreviewRetentionRequest(
             experiment_id=experiment_id, retention=wire.to_proto(change)
         )

@@ -21,6 +21,7 @@ from services.common.archive import MAX_ARCHIVE_BYTES, too_large
 from services.common.archive_judge import judge_archive
 from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
+from services.gateway.mirror.sight import check_change
 from services.gateway.usecase.shared.stored_code import StoredCode, check_sha256
 
 
@@ -61,7 +62,7 @@ class Code:
         check_sha256(code_sha256)
         if not await self._may_use(code_sha256):
             if parent is not None and parent.code_sha256 == code_sha256:
-                self._caller.check_owner(parent.owner, f"use the code of experiment {parent.id}")
+                check_change(self._mirror, self._caller, parent, f"use the code of experiment {parent.id}")
             raise _not_uploaded(code_sha256)
         num_deleted = await self._stored.find(code_sha256)
         if num_deleted is None:
@@ -79,7 +80,7 @@ class Code:
         experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
         if experiment is None:
             raise not_found("experiment.not_found", f"there is no experiment {experiment_id}")
-        self._caller.check_owner(experiment.owner, f"read the code of experiment {experiment_id}")
+        check_change(self._mirror, self._caller, experiment, f"read the code of experiment {experiment_id}")
         versions = experiment.code_sha256s
         if not 0 <= version <= len(versions):
             text = f"experiment {experiment_id} has no version {version} of its code; it has 1 to {len(versions)}"

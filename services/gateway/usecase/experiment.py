@@ -34,6 +34,7 @@ from services.gateway.leader.leader_client import Leader, read_experiment, reque
 from services.gateway.leader.submitter import Submitter
 from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import LEADER_NOTIFICATION, Watched
+from services.gateway.mirror.sight import check_change, sight_of
 from services.gateway.usecase.code import Code
 from services.gateway.usecase.pace import find_pace
 from services.gateway.usecase.shared.following import Following
@@ -116,12 +117,12 @@ class Experiments:
         request = scheduler_pb2.FindExperimentRequest(request_id=request_id)
         answer = await self._leader.call(lambda scheduler: scheduler.FindExperiment, request)
         if not answer.HasField("experiment"):
-            raise not_found(
-                "request.not_found",
-                f"request {request_id} has made no experiment; if its command still runs, it may yet",
-            )
+            raise _made_none(request_id)
         await self._leader.settle(answer.revision)
-        return read_experiment(answer.experiment)
+        experiment = read_experiment(answer.experiment)
+        if not sight_of(self._mirror.state, self._caller.principal).sees(experiment):
+            raise _made_none(request_id)
+        return experiment
 
     async def kill(self, experiment_id: int) -> Experiment:
         request = scheduler_pb2.SchedulerServiceKillExperimentRequest(experiment_id=experiment_id)
@@ -153,7 +154,9 @@ class Experiments:
                 experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
                 # The leader answers for an experiment that does not exist.
                 if experiment is not None:
-                    self._caller.check_owner(experiment.owner, f"change what experiment {experiment_id} keeps")
+                    check_change(
+                        self._mirror, self._caller, experiment, f"change what experiment {experiment_id} keeps"
+                    )
                 request.retention.CopyFrom(wire.to_proto(change))
         answer = await self._leader.change(self._caller, lambda scheduler: scheduler.UpdateExperiment, request)
         return read_experiment(answer.experiment)
@@ -175,7 +178,7 @@ class Experiments:
         experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
         # The leader answers for an experiment that does not exist.
         if experiment is not None:
-            self._caller.check_owner(experiment.owner, f"continue experiment {experiment_id}")
+            check_change(self._mirror, self._caller, experiment, f"continue experiment {experiment_id}")
             if overrides_json:
                 await off_loop(_check_new_patterns, experiment.config_json, overrides_json)
         request = scheduler_pb2.SchedulerServiceContinueExperimentRequest(
@@ -221,8 +224,8 @@ class Experiments:
         """Has the operations of a custom search carried out. post_number: how many posts came before it. Raises
         GanglineError `auth.not_owner`, and the errors of the leader."""
         await self._views.confirm(experiment_id=experiment_id)
-        owner = self._views.experiment(experiment_id).owner
-        self._caller.check_owner(owner, f"run the search of experiment {experiment_id}")
+        experiment = self._views.experiment(experiment_id)
+        check_change(self._mirror, self._caller, experiment, f"run the search of experiment {experiment_id}")
         request = scheduler_pb2.SchedulerServicePostSearchOperationsRequest(
             experiment_id=experiment_id,
             post_number=post_number,
@@ -324,6 +327,12 @@ class Experiments:
                     return
                 await asyncio.sleep(MIN_INTERVAL_SECONDS)
                 await self._following.wait(changed, LOOK_AGAIN_SECONDS)
+
+
+def _made_none(request_id: str) -> GanglineError:
+    return not_found(
+        "request.not_found", f"request {request_id} has made no experiment; if its command still runs, it may yet"
+    )
 
 
 def _check_new_patterns(config_json: str, overrides_json: str) -> None:

@@ -204,10 +204,12 @@ class Projects:
         return await find_confirmed(self._mirror, find, key)
 
     def _workspaces(self) -> list[Workspace]:
-        return list(self._mirror.state.workspaces.all()) or [DEFAULT_WORKSPACE]
+        state = self._mirror.state
+        return list(state.workspaces.all()) or ([DEFAULT_WORKSPACE] if not len(state.whole.workspaces) else [])
 
     def _projects(self) -> list[Project]:
-        return list(self._mirror.state.projects.all()) or [DEFAULT_PROJECT]
+        state = self._mirror.state
+        return list(state.projects.all()) or ([DEFAULT_PROJECT] if not len(state.whole.projects) else [])
 
     def _project(self, project_id: int) -> Project:
         return _by_id(PROJECT, project_id, self._projects())

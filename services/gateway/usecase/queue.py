@@ -7,7 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 
-from gangline.domain.allocation import Allocation, Request
+from gangline.domain.access import Role, lacks_role
+from gangline.domain.allocation import Allocation, Member, Request
+from gangline.domain.experiment import Trial
 from gangline.domain.explanation import Explanation, explain
 from gangline.domain.history import Newest
 from gangline.domain.id import parse_job_id
@@ -22,8 +24,12 @@ from services.gateway.history.reader import Reader
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
+from services.gateway.mirror.sight import sight_of
 from services.gateway.usecase.shared.pending import EXPLAIN_SECONDS, FETCH_SECONDS, Pending, Standing
 from services.gateway.usecase.shared.view import Views, shown_trial
+
+# In place of the name of an experiment that the caller does not see.
+UNSEEN_NAME = "a request of another workspace"
 
 
 class JobQueue:
@@ -45,7 +51,8 @@ class JobQueue:
         seconds: float = FETCH_SECONDS,
     ) -> list[Task]:
         """Returns tasks that hold slots, the oldest first; then waiting ones, in the order in which the planner
-        considers them; then those of paused experiments.
+        considers them; then those of paused experiments. Of a task that the caller does not see, only the slots and
+        the place are told, under a number that stands for its trial.
 
         experiment_id: 0 for all of them. project_ids: only those in these projects; None for all. seconds: limit of the
         call to the leader for the reasons. Raises GanglineError `experiment.not_found`.
@@ -53,7 +60,7 @@ class JobQueue:
         if experiment_id:
             await self._views.confirm(experiment_id=experiment_id)
             self._views.experiment(experiment_id)
-        waiting = [request.trial_id for request in self._mirror.state.requests.all()]
+        waiting = [request.trial_id for request in self._mirror.state.whole.requests.all()]
         running = self._running()
         standings = await self._pending.standings(waiting, seconds) if waiting or running else {}
         records: list[Allocation | Request] = [*running, *self._waiting(standings)]
@@ -84,10 +91,13 @@ class JobQueue:
 
     async def snapshot(self, pool: str = "") -> str:
         """Returns the planner's present input, in the format of `gangline simulate`. pool: may be empty when there is
-        only one."""
+        only one. It names the work of all workspaces. Raises GanglineError `auth.no_role`."""
         answer = await self._leader.call(
             lambda scheduler: scheduler.GetSnapshot, scheduler_pb2.GetSnapshotRequest(pool=pool)
         )
+        # After the leader's answer, which tells of a misspelt pool.
+        if not sight_of(self._mirror.state, self._caller.principal).sees_all:
+            raise lacks_role(self._caller.name, "read the planner's input", Role.VIEWER, "")
         return answer.snapshot_json
 
     async def _with_progress(self, tasks: list[Task]) -> list[Task]:
@@ -101,16 +111,19 @@ class JobQueue:
 
     def _running(self) -> list[Allocation]:
         live = (
-            allocation for allocation in self._mirror.state.allocations.all() if allocation.state is not State.TERMINAL
+            allocation
+            for allocation in self._mirror.state.whole.allocations.all()
+            if allocation.state is not State.TERMINAL
         )
         return sorted(live, key=lambda allocation: allocation.created_at)
 
     def _waiting(self, standings: Mapping[str, Standing]) -> list[Request]:
         position = {trial_id: place for place, trial_id in enumerate(standings)}
+        state = self._mirror.state.whole
         return sorted(
-            self._mirror.state.requests.all(),
+            state.requests.all(),
             key=lambda request: (
-                self._mirror.state.is_paused(request.experiment_id),
+                state.is_paused(request.experiment_id),
                 position.get(request.trial_id, len(position)),
                 request.submitted_at,
             ),
@@ -118,10 +131,13 @@ class JobQueue:
 
     def _task(self, record: Allocation | Request, standing: Standing | None) -> Task | None:
         """Returns the task; None if it has gone meanwhile."""
-        trial = self._mirror.state.trials.find(keys.trial(record.trial_id))
-        experiment = self._mirror.state.experiments.find(keys.experiment(record.experiment_id))
+        state = self._mirror.state
+        trial = state.trials.find(keys.trial(record.trial_id))
+        experiment = state.experiments.find(keys.experiment(record.experiment_id))
         if trial is None:
-            return None
+            unseen = state.whole.trials.find(keys.trial(record.trial_id))
+            number = state.pseudonyms.get(record.trial_id)
+            return _nameless(record, unseen, number, standing) if unseen is not None and number else None
         name, owner = (experiment.name, experiment.owner) if experiment is not None else ("", "")
         task_kind = experiment.task_kind if experiment is not None else None
         resources = _resources_of(experiment.config_json if experiment is not None else "")
@@ -144,13 +160,36 @@ class JobQueue:
             shown,
             name,
             request=record,
-            reason=standing.reason if standing else None,
+            reason=state.hide(standing.reason) if standing else None,
             queue_place=place,
             priority=record.priority,
             weight=resources.weight,
             owner=owner,
             task_kind=task_kind,
         )
+
+
+def _nameless(record: Allocation | Request, trial: Trial, number: str, standing: Standing | None) -> Task:
+    """Returns the task of a trial that the caller does not see. number: stands for its id."""
+    shown = Trial(number, 0, int(number.partition(".")[2]), state=trial.state)
+    if isinstance(record, Request):
+        request = Request(number, 0, record.pool, record.slots, record.priority, submitted_at=record.submitted_at)
+        place = standing.queue_place if standing else 0
+        return Task(shown, UNSEEN_NAME, request=request, queue_place=place, priority=record.priority)
+    members = tuple(Member(member.agent_id, member.node_rank, member.slot_ids) for member in record.members)
+    allocation = Allocation(
+        f"{number}.{record.attempt}",
+        number,
+        0,
+        record.attempt,
+        record.epoch,
+        record.pool,
+        members,
+        record.state,
+        created_at=record.created_at,
+        full_slots=record.full_slots,
+    )
+    return Task(shown, UNSEEN_NAME, allocation=allocation)
 
 
 @lru_cache(maxsize=4096)

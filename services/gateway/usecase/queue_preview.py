@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gangline.domain.experiment import QueueMove, ResourceChange
@@ -19,8 +19,10 @@ from gangline.domain.settled.reading import settle
 from gangline.domain.state import ReasonCode
 from gangline.errors import ErrorKind, GanglineError, conflict, invalid, unavailable
 from gangline.v1 import scheduler_pb2
+from services.common import keys
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.caller import Caller
+from services.gateway.mirror.mirror import Watched
 from services.gateway.usecase.shared.parsing import off_loop
 from services.gateway.usecase.shared.preview_limit import PreviewLimit
 from services.gateway.usecase.shared.view import Views
@@ -60,8 +62,9 @@ class Preview:
 
 
 class QueuePreview:
-    def __init__(self, caller: Caller, views: Views, leader: Leader, limit: PreviewLimit) -> None:
+    def __init__(self, caller: Caller, mirror: Watched, views: Views, leader: Leader, limit: PreviewLimit) -> None:
         self._caller = caller
+        self._mirror = mirror
         self._views = views
         self._leader = leader
         self._limit = limit
@@ -70,6 +73,8 @@ class QueuePreview:
         """Returns the effect of a change of priority, weight, cap or position. Raises GanglineError
         `experiment.not_found`, `preview.*`, and the errors of the leader."""
         await self._views.confirm(experiment_id=experiment_id)
+        if isinstance(change, QueueMove) and not self._sees(change.anchor_experiment_id):
+            raise _no_anchor(group_of(change.anchor_experiment_id))
         pool = settle(self._views.experiment(experiment_id).config_json, "resources").resources.pool_name
         answer = await self._leader.call(
             lambda scheduler: scheduler.GetSnapshot, scheduler_pb2.GetSnapshotRequest(pool=pool)
@@ -79,7 +84,21 @@ class QueuePreview:
         async with self._limit.enter(self._caller.name):
             plans = await asyncio.gather(_plan(before), _plan(after))
         old, new = (standings_of(plan) for plan in plans)
-        return Preview(pool, compare(old, new, experiment_id), sum(bool(one.queue_place) for one in new.values()))
+        differences = tuple(map(self._hidden, compare(old, new, experiment_id)))
+        return Preview(pool, differences, sum(bool(one.queue_place) for one in new.values()))
+
+    def _sees(self, experiment_id: int) -> bool:
+        """Returns True also for an experiment that does not exist."""
+        state, key = self._mirror.state, keys.experiment(experiment_id)
+        return state.whole.experiments.find(key) is None or state.experiments.find(key) is not None
+
+    def _hidden(self, difference: Difference) -> Difference:
+        """Returns the difference without the names of what the caller does not see."""
+        hide = self._mirror.state.hide_ids
+        before, after = (
+            replace(standing, message=hide(standing.message)) for standing in (difference.before, difference.after)
+        )
+        return Difference(hide(difference.trial_id), before, after)
 
 
 def change_snapshot(snapshot_json: str, experiment_id: int, change: ResourceChange | QueueMove) -> str:
@@ -110,6 +129,10 @@ def group_of(experiment_id: int) -> str:
     return f"experiment {experiment_id}"
 
 
+def _no_anchor(anchor: str) -> GanglineError:
+    return conflict("preview.anchor", f"no trial of {anchor} runs or waits in this pool; name another one")
+
+
 def _moved(document: Mapping[str, Any], group: str, move: QueueMove) -> dict[str, Any]:
     """Returns the priority and the position beside the anchor."""
     if document["policy"] == "fair_share":
@@ -121,7 +144,7 @@ def _moved(document: Mapping[str, Any], group: str, move: QueueMove) -> dict[str
         raise invalid("preview.same", f"{group} cannot be moved relative to itself; name another one")
     anchors = [task for task in document["tasks"] if task["group"] == anchor]
     if not anchors:
-        raise conflict("preview.anchor", f"no trial of {anchor} runs or waits in this pool; name another one")
+        raise _no_anchor(anchor)
     priority, position = anchors[0]["priority"], anchors[0]["queue_position"] or 0.0
     others = {
         task["queue_position"] or 0.0

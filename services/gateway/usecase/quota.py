@@ -38,7 +38,7 @@ class Quotas:
 
     def list_quotas(self) -> list[QuotaView]:
         """Returns the quotas with their use, by kind and name. Administrators see all; a user sees the own one, and
-        those of workspaces."""
+        those of the workspaces that it sees."""
         quotas = [quota for quota in self._mirror.state.quotas.all() if self._may_see(quota.subject)]
         views = self._views(quotas, time.time()) if quotas else []
         return sorted(views, key=lambda view: (view.subject.kind, view.name))
@@ -77,13 +77,14 @@ class Quotas:
         return self._caller.is_admin or subject.kind != USER_KIND or subject.key == self._caller.name
 
     def _views(self, quotas: list[Quota], now: float) -> list[QuotaView]:
-        """Returns the quotas with what their subjects hold and have used, from one pass over the live allocations."""
-        uses = {quota.id: self._mirror.state.slot_use.find(keys.slot_use(quota.id)) for quota in quotas}
+        """Returns the quotas with what their subjects hold and have used, from one pass over the live allocations: also
+        over those that the caller does not see, because they count."""
+        uses = {quota.id: self._mirror.state.whole.slot_use.find(keys.slot_use(quota.id)) for quota in quotas}
         months = {quota.id: counted_month(uses[quota.id], now) for quota in quotas}
         starts = {quota.id: month_start(months[quota.id]) for quota in quotas}
         held: dict[str, int] = dict.fromkeys(uses, 0)
         seconds = {quota.id: ended_seconds(uses[quota.id], months[quota.id]) for quota in quotas}
-        for allocation in self._mirror.state.allocations.all():
+        for allocation in self._mirror.state.whole.allocations.all():
             slots = allocation.num_slots
             for subject_id in self._subject_ids(allocation.experiment_id):
                 if slots and subject_id in held:
@@ -105,7 +106,7 @@ class Quotas:
         ]
 
     def _subject_ids(self, experiment_id: int) -> tuple[str, ...]:
-        state = self._mirror.state
+        state = self._mirror.state.whole
         experiment = state.experiments.find(keys.experiment(experiment_id))
         if experiment is None:
             return ()
@@ -116,7 +117,7 @@ class Quotas:
         if subject.kind == USER_KIND:
             return subject.key
         workspace_id = int(subject.key)
-        workspace = self._mirror.state.workspaces.find(keys.workspace(workspace_id))
+        workspace = self._mirror.state.whole.workspaces.find(keys.workspace(workspace_id))
         if workspace is None and workspace_id == DEFAULT_WORKSPACE.id:
             workspace = DEFAULT_WORKSPACE
         return workspace.name if workspace is not None else subject.key

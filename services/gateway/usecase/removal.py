@@ -8,6 +8,7 @@ from services.common import keys
 from services.gateway.leader.leader_client import Leader, read_experiment
 from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
+from services.gateway.mirror.sight import check_change
 from services.gateway.usecase.shared.view import Views
 
 
@@ -27,7 +28,7 @@ class Removals:
         experiment = self._mirror.state.experiments.find(keys.experiment(experiment_id))
         # The leader answers for an experiment that does not exist: it is deleted, or never existed.
         if experiment is not None:
-            self._caller.check_owner(experiment.owner, f"delete experiment {experiment_id}")
+            check_change(self._mirror, self._caller, experiment, f"delete experiment {experiment_id}")
         request = scheduler_pb2.SchedulerServiceDeleteExperimentRequest(experiment_id=experiment_id)
         answer = await self._leader.change(self._caller, lambda scheduler: scheduler.DeleteExperiment, request)
         return read_experiment(answer.experiment) if answer.HasField("experiment") else None

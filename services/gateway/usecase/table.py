@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from services.common import keys
 from services.gateway.audit.attempt import current_attempt
 from services.gateway.mirror.caller import MAX_REQUEST_ID, Caller
 from services.gateway.mirror.mirror import Watched
+from services.gateway.mirror.sight import sight_of
 from services.gateway.table.field import Family, Field
 from services.gateway.table.filter import Predicate
 from services.gateway.table.table import Result, TableName, TablePage, TableQuery, Tables, TableView
@@ -38,8 +39,9 @@ BULK_AT_A_TIME = 8
 
 
 class TableReads:
-    def __init__(self, caller: Caller, tables: Tables) -> None:
+    def __init__(self, caller: Caller, mirror: Watched, tables: Tables) -> None:
         self._caller = caller
+        self._mirror = mirror
         self._tables = tables
 
     async def read(
@@ -47,26 +49,31 @@ class TableReads:
     ) -> TablePage:
         """Returns a page. fields: none for the default ones. snapshot: of an earlier page, whose rows and order then
         stay as long as the gateway keeps them. Raises GanglineError `filter.*`, `table.*`."""
-        names = tuple(fields) or DEFAULT_FIELDS[query.table]
+        names, query = tuple(fields) or DEFAULT_FIELDS[query.table], self._seen(query)
         result = await self._tables.query(query, snapshot, caller=self._caller.name)
         return await self._tables.read_page(query, result, names, offset, limit)
 
     def open(self, query: TableQuery, fields: Sequence[str]) -> tuple[TableView[Any], Predicate[Any]]:
         """Returns the table and the condition of the query, for a reader that looks at single rows. Raises
         GanglineError `filter.*`, `table.field`."""
-        view = self._tables.view(query.table, query.experiment_id)
+        query = self._seen(query)
+        view = self._tables.view(query)
         for name in fields:
             view.fields.find(name)
         return view, self._tables.compile(query, view)
 
     def list_fields(self, table: TableName) -> tuple[Sequence[Field[object]], Sequence[Family[object]]]:
         """Returns the fixed fields, and the families."""
-        view = self._tables.view(table)
+        view = self._tables.view(TableQuery(table))
         return view.fields.fields, view.fields.families
 
     async def list_members(self, table: TableName, experiment_id: int = 0) -> list[str]:
         """Returns the fields of families that some row has."""
-        return await self._tables.list_members(table, experiment_id, caller=self._caller.name)
+        query = self._seen(TableQuery(table, experiment_id=experiment_id))
+        return await self._tables.list_members(query, caller=self._caller.name)
+
+    def _seen(self, query: TableQuery) -> TableQuery:
+        return replace(query, project_ids=sight_of(self._mirror.state, self._caller.principal).scope)
 
 
 class BulkAction(StrEnum):
@@ -172,7 +179,8 @@ class Bulk:
     async def _find(self, order: BulkOrder) -> list[int]:
         if order.ids is not None:
             return sorted(set(order.ids))
-        query = TableQuery(TableName.EXPERIMENTS, order.filter)
+        scope = sight_of(self._mirror.state, self._caller.principal).scope
+        query = TableQuery(TableName.EXPERIMENTS, order.filter, project_ids=scope)
         result: Result = await self._tables.query(query, caller=self._caller.name)
         return sorted(int(id_) for id_ in result.ids)
 

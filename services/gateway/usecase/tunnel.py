@@ -7,6 +7,8 @@ from gangline.domain.state import TaskKind
 from gangline.domain.view import TaskAccess
 from gangline.errors import not_found
 from services.gateway.mirror.caller import Caller
+from services.gateway.mirror.mirror import Watched
+from services.gateway.mirror.sight import check_own, may_own
 from services.gateway.usecase.shared.task_secret import TaskSecrets
 from services.gateway.usecase.shared.tunnel_table import OpenTunnel, TunnelTable
 from services.gateway.usecase.shared.view import Views
@@ -15,22 +17,24 @@ _KINDS = (TaskKind.SHELL, TaskKind.NOTEBOOK)
 
 
 class Tunnels:
-    def __init__(self, caller: Caller, views: Views, table: TunnelTable, secrets: TaskSecrets) -> None:
+    def __init__(self, caller: Caller, mirror: Watched, views: Views, table: TunnelTable, secrets: TaskSecrets) -> None:
         self._caller = caller
+        self._mirror = mirror
         self._views = views
         self._table = table
         self._secrets = secrets
 
     def find(self, experiment_id: int) -> Experiment:
         """Returns a task that the caller may reach. Raises GanglineError `task.no_tunnel`, `auth.not_owner`,
-        `experiment.not_found`."""
+        `auth.no_role`, `experiment.not_found`."""
         experiment = self._views.experiment(experiment_id)
         if experiment.task_kind not in _KINDS:
             kind = (experiment.task_kind or "experiment").lower()
             raise not_found(
                 "task.no_tunnel", f"{experiment_id} is a {kind}, and only shells and notebooks are reached so"
             )
-        self._caller.check_owner(experiment.owner, f"reach {experiment.task_kind.lower()} {experiment_id}")
+        action = f"reach {experiment.task_kind.lower()} {experiment_id}"
+        check_own(self._mirror, self._caller, experiment, action)
         return experiment
 
     async def open(self, experiment_id: int) -> OpenTunnel:
@@ -61,5 +65,5 @@ class Tunnels:
         return self._secrets.token(self._caller.name, experiment_id)
 
     def code_of(self, experiment: Experiment) -> str:
-        """Returns the code in the id of a task; empty for callers that are neither its owner nor administrators."""
-        return self._secrets.code_of(experiment.id) if self._caller.owns(experiment.owner) else ""
+        """Returns the code in the id of a task; empty for callers that may not reach it."""
+        return self._secrets.code_of(experiment.id) if may_own(self._mirror, self._caller.principal, experiment) else ""

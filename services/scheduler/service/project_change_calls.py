@@ -63,7 +63,7 @@ class ProjectChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         require_cluster()
         term = self._leader_status.require(request.user)
         change = await term.store.commit_asked(
-            lambda records: move_to_project(records, request.experiment_id, request.project_id)
+            lambda records: move_to_project(records, request.user, request.experiment_id, request.project_id)
         )
         if change:
             _log.info(

@@ -19,6 +19,7 @@ from services.scheduler.transition.removal import (
     delete_experiment,
     unarchive_experiment,
 )
+from services.scheduler.transition.rights import changed, operated
 
 _log = structlog.get_logger(__name__)
 
@@ -33,7 +34,14 @@ class RemovalChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.SchedulerServiceDeleteExperimentResponse:
         require_cluster()
         term = self._leader_status.require(request.user)
-        change = await term.store.commit_asked(lambda records: delete_experiment(records, request.experiment_id))
+        change = await term.store.commit_asked(
+            changed(
+                request.user,
+                request.experiment_id,
+                "delete",
+                lambda records: delete_experiment(records, request.experiment_id),
+            )
+        )
         if change:
             _log.info("experiment is to be deleted", experiment_id=request.experiment_id, user=request.user)
         experiment = term.state.find(Experiment, request.experiment_id)
@@ -57,7 +65,14 @@ class RemovalChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.SchedulerServiceArchiveExperimentResponse:
         require_cluster()
         term = self._leader_status.require(request.user)
-        change = await term.store.commit_asked(lambda records: archive_experiment(records, request.experiment_id))
+        change = await term.store.commit_asked(
+            operated(
+                request.user,
+                request.experiment_id,
+                "archive",
+                lambda records: archive_experiment(records, request.experiment_id),
+            )
+        )
         if change:
             _log.info("experiment is archived", experiment_id=request.experiment_id, user=request.user)
         experiment = get(term.state, Experiment, request.experiment_id)
@@ -70,7 +85,14 @@ class RemovalChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.SchedulerServiceUnarchiveExperimentResponse:
         require_cluster()
         term = self._leader_status.require(request.user)
-        change = await term.store.commit_asked(lambda records: unarchive_experiment(records, request.experiment_id))
+        change = await term.store.commit_asked(
+            operated(
+                request.user,
+                request.experiment_id,
+                "unarchive",
+                lambda records: unarchive_experiment(records, request.experiment_id),
+            )
+        )
         if change:
             _log.info("experiment is unarchived", experiment_id=request.experiment_id, user=request.user)
         experiment = get(term.state, Experiment, request.experiment_id)

@@ -22,6 +22,7 @@ from services.scheduler.state.records import get
 from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.quota_change import check_submit
 from services.scheduler.transition.restart import NewCode, continue_experiment
+from services.scheduler.transition.rights import changed
 from services.scheduler.transition.submit_check import check_place
 
 _log = structlog.get_logger(__name__)
@@ -47,8 +48,13 @@ class RestartCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         num_deleted = request.num_deleted_experiments if request.HasField("num_deleted_experiments") else None
         code = NewCode(request.code_sha256, num_deleted) if request.code_sha256 else None
         change = await term.store.commit_asked(
-            lambda records: continue_experiment(
-                records, request.experiment_id, config_json, request.request_id, code=code, rules=rules, now=now
+            changed(
+                request.user,
+                request.experiment_id,
+                "continue",
+                lambda records: continue_experiment(
+                    records, request.experiment_id, config_json, request.request_id, code=code, rules=rules, now=now
+                ),
             )
         )
         if change:

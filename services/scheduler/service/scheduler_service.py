@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from gangline.domain.access import Role
 from gangline.domain.experiment import (
     Checkpoint,
     Experiment,
@@ -20,7 +21,7 @@ from gangline.domain.experiment import (
     TextChange,
     Trial,
 )
-from gangline.domain.id import check_checkpoint_id
+from gangline.domain.id import absent, check_checkpoint_id
 from gangline.domain.resource import Agent
 from gangline.domain.state import Availability, ExperimentAction
 from gangline.domain.storage.storage_url import check_checkpoint_place, check_file_inside
@@ -31,6 +32,7 @@ from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.leader.term import Term
 from services.scheduler.placement.simulation_file import dump_simulation
 from services.scheduler.service.access import require_cluster
+from services.scheduler.service.access_calls import AccessChangeCalls
 from services.scheduler.service.earlier_calls import EarlierCalls
 from services.scheduler.service.quota_calls import QuotaChangeCalls
 from services.scheduler.service.registry_change_calls import RegistryChangeCalls
@@ -39,7 +41,7 @@ from services.scheduler.service.restart_calls import RestartCalls
 from services.scheduler.service.search_calls import SearchCalls
 from services.scheduler.service.submitting import submit_group, submit_one
 from services.scheduler.service.user_calls import UserChangeCalls
-from services.scheduler.state.records import StateChange, get
+from services.scheduler.state.records import Records, StateChange, get
 from services.scheduler.state.rules import Rules
 from services.scheduler.state.state_store import Transition
 from services.scheduler.transition.availability import update_availability
@@ -59,6 +61,16 @@ from services.scheduler.transition.fusion import check_fusion_key, fusion_forgot
 from services.scheduler.transition.project.text_change import change_texts
 from services.scheduler.transition.queue_move import move_experiment, update_resources
 from services.scheduler.transition.retention_change import change_retention, preview_retention
+from services.scheduler.transition.rights import (
+    changed,
+    check_administrator,
+    check_deletion,
+    check_somewhere,
+    check_texts,
+    check_trial_operation,
+    operated,
+    sees_experiment,
+)
 from services.scheduler.transition.submit_check import find_pool, preview
 
 _log = structlog.get_logger(__name__)
@@ -72,6 +84,7 @@ class SchedulerService(
     RegistryChangeCalls,
     UserChangeCalls,
     QuotaChangeCalls,
+    AccessChangeCalls,
 ):
     def __init__(self, leader_status: LeaderStatus) -> None:
         self._leader_status = leader_status
@@ -110,7 +123,12 @@ class SchedulerService(
         reason = f"killed by {request.user or 'a user'}"
         rules, now = term.context.rules, time.time()
         change = await term.store.commit_asked(
-            lambda records: kill_experiment(records, request.experiment_id, reason, rules, now)
+            operated(
+                request.user,
+                request.experiment_id,
+                "kill",
+                lambda records: kill_experiment(records, request.experiment_id, reason, rules, now),
+            )
         )
         if change:
             _log.info("experiment is killed", experiment_id=request.experiment_id, reason=reason)
@@ -124,7 +142,8 @@ class SchedulerService(
     ) -> scheduler_pb2.SchedulerServiceUpdateExperimentResponse:
         require_cluster()
         term = self._leader_status.require(request.user)
-        change = await term.store.commit_asked(_change_of(request, term, time.time()))
+        transition = _checked(request, _change_of(request, term, time.time()))
+        change = await term.store.commit_asked(transition)
         experiment = get(term.state, Experiment, request.experiment_id)
         if change:
             _log.info("experiment is changed", experiment_id=experiment.id, state=str(experiment.state))
@@ -138,9 +157,12 @@ class SchedulerService(
         term = self._leader_status.require(request.user)
         reason = f"killed by {request.user or 'a user'}"
         rules, now = term.context.rules, time.time()
-        change = await term.store.commit_asked(
-            lambda records: kill_trial(records, request.trial_id, reason, rules, now)
-        )
+
+        def kill(records: Records) -> StateChange:
+            check_trial_operation(records, request.user, request.trial_id, "kill")
+            return kill_trial(records, request.trial_id, reason, rules, now)
+
+        change = await term.store.commit_asked(kill)
         if change:
             _log.info("trial is killed", trial_id=request.trial_id, reason=reason)
         trial = get(term.state, Trial, request.trial_id)
@@ -151,6 +173,7 @@ class SchedulerService(
     ) -> scheduler_pb2.ProfileTrialResponse:
         require_cluster()
         term = self._leader_status.require(request.user)
+        check_trial_operation(term.state, request.user, request.trial_id, "trace")
         order = term.traces.place(term.state, request.trial_id, request.batches, request.request_id)
         _log.info("a trace is ordered", trial_id=order.trial_id, batches=order.batches, user=request.user)
         return scheduler_pb2.ProfileTrialResponse(order=wire.to_proto(order))
@@ -164,11 +187,12 @@ class SchedulerService(
         if availability is None:
             raise invalid("request.availability", f"{request.availability} is no availability that this version knows")
         rules, now = term.context.rules, time.time()
-        change = await term.store.commit_asked(
-            lambda records: update_availability(
-                records, request.agent_id, request.slot_ids, availability, rules=rules, now=now
-            )
-        )
+
+        def update(records: Records) -> StateChange:
+            check_administrator(records, request.user, "enable, drain or disable agents and slots")
+            return update_availability(records, request.agent_id, request.slot_ids, availability, rules=rules, now=now)
+
+        change = await term.store.commit_asked(update)
         if change:
             _log.info(
                 "availability is changed",
@@ -200,7 +224,12 @@ class SchedulerService(
         require_cluster()
         term = self._leader_status.require(request.user)
         check_fusion_key(request.key)
-        change = await term.store.commit_asked(lambda records: fusion_forgotten(records, request.key))
+
+        def forget(records: Records) -> StateChange:
+            check_somewhere(records, request.user, Role.EDITOR, "delete records of tensor fusion")
+            return fusion_forgotten(records, request.key)
+
+        change = await term.store.commit_asked(forget)
         if change:
             _log.info("a fusion record is forgotten", key=request.key, user=request.user)
         return scheduler_pb2.ForgetFusionResponse(is_forgotten=bool(change), revision=term.state.revision)
@@ -211,9 +240,12 @@ class SchedulerService(
         require_cluster()
         term = self._leader_status.require(request.user)
         checkpoint_ids = list(request.checkpoint_ids)
-        change = await term.store.commit_asked(
-            lambda records: delete_checkpoints(records, checkpoint_ids, request.request_id)
-        )
+
+        def delete(records: Records) -> StateChange:
+            check_deletion(records, request.user, checkpoint_ids)
+            return delete_checkpoints(records, checkpoint_ids, request.request_id)
+
+        change = await term.store.commit_asked(delete)
         if change:
             _log.info("checkpoints are to be deleted", checkpoint_ids=checkpoint_ids, user=request.user)
         marked = (term.state.find(Checkpoint, checkpoint_id) for checkpoint_id in dict.fromkeys(checkpoint_ids))
@@ -235,7 +267,12 @@ class SchedulerService(
         check_checkpoint_place(checkpoint.url, checkpoint.id)
         for path in checkpoint.file_bytes:
             check_file_inside(path)
-        change = await term.store.commit_asked(lambda records: import_checkpoint(records, checkpoint))
+
+        def add(records: Records) -> StateChange:
+            check_somewhere(records, request.user, Role.EDITOR, "import checkpoints")
+            return import_checkpoint(records, checkpoint)
+
+        change = await term.store.commit_asked(add)
         if change:
             _log.info("a checkpoint is imported", checkpoint_id=checkpoint.id, user=request.user)
         return scheduler_pb2.SchedulerServiceImportCheckpointResponse(
@@ -289,6 +326,31 @@ class SchedulerService(
         ]
         defaults = {pool.name: pool.default_priority for pool in term.pools}
         return scheduler_pb2.ListPendingResponse(pending=pending, default_priority_by_pool=defaults)
+
+
+def _checked(request: scheduler_pb2.SchedulerServiceUpdateExperimentRequest, transition: Transition) -> Transition:
+    """Returns the transition with the check of the user's rights."""
+    if request.HasField("texts"):
+        texts = wire.from_proto(TextChange, request.texts)
+
+        def change(records: Records) -> StateChange:
+            experiment = records.find(Experiment, request.experiment_id)
+            if experiment is not None:
+                check_texts(records, request.user, experiment, texts)
+            return transition(records)
+
+        return change
+    if request.HasField("move"):
+        anchor_id = request.move.anchor_experiment_id
+
+        def move(records: Records) -> StateChange:
+            if not sees_experiment(records, request.user, anchor_id):
+                raise absent("experiment", anchor_id)
+            return transition(records)
+
+        return operated(request.user, request.experiment_id, "move", move)
+    check = changed if request.HasField("retention") else operated
+    return check(request.user, request.experiment_id, "change", transition)
 
 
 def _change_of(request: scheduler_pb2.SchedulerServiceUpdateExperimentRequest, term: Term, now: float) -> Transition:

@@ -17,6 +17,7 @@ from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.searcher.replay import PAGE_EVENTS
 from services.scheduler.service.access import require_cluster
 from services.scheduler.state.records import Records, get
+from services.scheduler.transition.rights import changed
 from services.scheduler.transition.search import post_operations
 
 _log = structlog.get_logger(__name__)
@@ -51,8 +52,13 @@ class SearchCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         operations = [wire.from_proto(SearchOperation, operation) for operation in request.operations]
         rules, now = term.context.rules, time.time()
         change = await term.store.commit_asked(
-            lambda records: post_operations(
-                records, request.experiment_id, request.post_number, operations, rules=rules, now=now
+            changed(
+                request.user,
+                request.experiment_id,
+                "run the search of",
+                lambda records: post_operations(
+                    records, request.experiment_id, request.post_number, operations, rules=rules, now=now
+                ),
             )
         )
         if change:

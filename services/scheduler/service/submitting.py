@@ -84,7 +84,7 @@ async def submit_one(
 def _check_quotas(term: Term, submission: AdmittedSubmission, now: float) -> list[str]:
     """Returns warnings. Raises GanglineError `quota.never_fits`, and those of a workspace or project that does not take
     the experiment."""
-    project = home_of(term.state, submission.workspace, submission.project)
+    project = home_of(term.state, submission.owner, submission.workspace, submission.project)
     return check_submit(term.state, submission.owner, project.id, submission.settled, now)
 
 

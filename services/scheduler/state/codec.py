@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gangline.domain.access import UserGroup, WorkspaceRoles
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, ProjectCounter, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
@@ -31,6 +32,8 @@ _KEY_OF: dict[type[Any], Callable[[Any], str]] = {
     AccessToken: keys.token,
     Quota: keys.quota,
     SlotUse: keys.slot_use,
+    UserGroup: keys.group,
+    WorkspaceRoles: keys.roles,
     FusionRecord: keys.fusion,
     Workspace: keys.workspace,
     Project: keys.project,
@@ -55,6 +58,8 @@ _KIND_OF_PREFIX: dict[str, type[Any]] = {
     keys.TOKENS: AccessToken,
     keys.QUOTAS: Quota,
     keys.SLOT_USE: SlotUse,
+    keys.GROUPS: UserGroup,
+    keys.ROLES: WorkspaceRoles,
     keys.FUSION: FusionRecord,
     keys.WORKSPACES: Workspace,
     keys.PROJECTS: Project,
@@ -74,6 +79,7 @@ _ID_OF_SUFFIX: dict[type[Any], Callable[[str], Id]] = {
     Project: int,
     Model: int,
     AccessToken: int,
+    WorkspaceRoles: int,
     Counter: lambda _: SINGLETON,
     ProjectCounter: lambda _: SINGLETON,
     UserCounter: lambda _: SINGLETON,

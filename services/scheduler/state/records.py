@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast, get_args
 
+from gangline.domain.access import UserGroup, WorkspaceRoles
 from gangline.domain.allocation import Allocation, Request
 from gangline.domain.experiment import Checkpoint, Experiment, Project, ProjectCounter, Template, Trial, Workspace
 from gangline.domain.fusion import FusionRecord
@@ -48,6 +49,8 @@ Record = (
     | UserCounter
     | Quota
     | SlotUse
+    | UserGroup
+    | WorkspaceRoles
 )
 Id = str | int
 Reference = tuple[type[Any], Id]
@@ -63,9 +66,9 @@ def id_of(record: Record) -> Id:
     match record:
         case Request():
             return record.trial_id
-        case Search():
-            return record.experiment_id
-        case User() | Template():
+        case Search() | WorkspaceRoles():
+            return record.experiment_id if isinstance(record, Search) else record.workspace_id
+        case User() | Template() | UserGroup():
             return record.name
         case FusionRecord():
             return record.key

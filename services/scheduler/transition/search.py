@@ -32,6 +32,7 @@ from services.scheduler.state.rules import Rules
 from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.request import queue
+from services.scheduler.transition.rights import sees_checkpoint, sees_experiment
 from services.scheduler.transition.stop import StopOrder, stop_allocation
 
 # etcd allows 128 operations and 1.5 MiB in one transaction; a new trial takes two operations, and other records change
@@ -57,7 +58,7 @@ def begin_search(draft: Draft, experiment: Experiment, seed: int, rules: Rules, 
     there, and for a sampler or pruner that Optuna does not have or that needs a package which is not installed."""
     settled = settled_of(experiment.config_json)
     check_packages(settled.searcher.sampler, settled.searcher.pruner)
-    num_planned, source_id = make_searcher(settled, seed).num_planned, _find_source(draft, settled)
+    num_planned, source_id = make_searcher(settled, seed).num_planned, _find_source(draft, experiment.owner, settled)
     draft.put(Search(experiment.id, seed, num_planned=num_planned, source_checkpoint_id=source_id))
     tell(draft, experiment.id, SearchEvent(SearchEventKind.EXPERIMENT_CREATED), rules, now)
 
@@ -243,11 +244,14 @@ def _tell_created(draft: Draft, new_trials: Sequence[Trial], rules: Rules, now: 
         tell(draft, trial.experiment_id, event, rules, now)
 
 
-def _find_source(records: Records, settled: Settled) -> str:
-    """Returns the checkpoint that the experiment's trials begin from; empty for none."""
+def _find_source(records: Records, owner: str, settled: Settled) -> str:
+    """Returns the checkpoint that the experiment's trials begin from; empty for none. owner: of the experiment, to whom
+    what it does not see does not exist."""
     source_trial_id, checkpoint_id = settled.searcher.source_trial_id, settled.searcher.source_checkpoint_uuid
     if source_trial_id is not None:
         trial = records.find(Trial, source_trial_id)
+        if trial is not None and not sees_experiment(records, owner, trial.experiment_id):
+            trial = None
         if trial is None or not trial.latest_checkpoint_id:
             what = f"there is no trial {source_trial_id}" if trial is None else f"trial {trial.id} has no checkpoint"
             raise not_found("searcher.source", f"searcher.source_trial_id: {what}; list them with: {_LIST}")
@@ -255,6 +259,8 @@ def _find_source(records: Records, settled: Settled) -> str:
     if checkpoint_id is None:
         return ""
     checkpoint = records.find(Checkpoint, checkpoint_id)
+    if checkpoint is not None and source_trial_id is None and not sees_checkpoint(records, owner, checkpoint):
+        checkpoint = None
     if checkpoint is None or checkpoint.state is not CheckpointState.COMPLETED:
         what = f"there is no checkpoint {checkpoint_id}" if checkpoint is None else f"{checkpoint_id} is being deleted"
         raise not_found("searcher.source", f"searcher.source_checkpoint_uuid: {what}; list them with: {_LIST}")

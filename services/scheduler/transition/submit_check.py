@@ -190,11 +190,11 @@ def submit_experiment(records: Records, submission: AdmittedSubmission, rules: R
     """Creates the experiment, unless this request id made one before; find that by `experiment_of_request`.
 
     Raises GanglineError `code.deleting`, `workspace.not_found`, `project.not_found`, `project.incomplete`,
-    `workspace.archived`, `project.archived`.
+    `workspace.archived`, `project.archived`, `auth.no_role`.
     """
     if records.experiment_of_request(submission.request_id) is not None:
         return StateChange()
-    project = home_of(records, submission.workspace, submission.project)
+    project = home_of(records, submission.owner, submission.workspace, submission.project)
     check_code_stays(records, submission.code_sha256, submission.num_deleted)
     counter = records.find(Counter, SINGLETON) or Counter(1)
     experiment = Experiment(

@@ -91,6 +91,9 @@ _COMMANDS = {
     "user edit": ("ann", "--display-name", "x"), "user rename": ("ann", "anne"), "user logout": (),
     "quota set": ("workspace", "lab", "--slots", "3"), "quota list": (), "quota show": ("workspace", "lab"),
     "quota remove": ("workspace", "lab"),
+    "group create": ("team", "ann"), "group delete": ("team",), "group add": ("team", "ann"), "group list": (),
+    "group remove": ("team", "ann"), "group show": ("team",), "role list": (),
+    "role assign": ("editor", "--group", "team"), "role remove": ("--group", "team"),
     "audit": (), "token create": (), "token list": (), "token revoke": ("3",),
 }  # fmt: skip
 

@@ -114,3 +114,19 @@ def test_lists_and_tokens_are_shown_as_text_and_json(cli: Cli, gateway: StandInG
     assert cli("token", "revoke", "3").out == "revoked token 3 of ann\n"
     nothing = cli("user", "edit", "ann")
     assert (nothing.status, nothing.err.count("\n")) == (2, 1)
+
+
+def test_roles_and_groups_are_shown_and_changed(cli: Cli) -> None:
+    assert cli("user", "whoami", "--can").out.splitlines() == [
+        "ann",
+        "groups: everyone",
+        "operates the work of others too, as long as no role for the cluster was changed",
+        "lab: editor, who sees everything in it, and creates and changes what is this user's own",
+    ]
+    assert cli("group", "show", "team").out.splitlines() == ["ann", "bob"]
+    assert cli("group", "show", "other").status == 2
+    assert cli("group", "add", "team", "ann").out == "changed group team: ann, bob\n"
+    assert cli("role", "assign", "editor", "--group", "team").out == "group team is editor for the cluster\n"
+    removed = cli("role", "remove", "--user", "ann", "--workspace", "lab").out
+    assert removed == "ann has no role of its own in workspace lab\n"
+    assert cli("role", "list").out.split() == ["WORKSPACE", "ROLE", "SUBJECT", "lab", "EDITOR", "group", "team"]

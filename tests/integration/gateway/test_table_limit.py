@@ -165,7 +165,7 @@ async def count_turns(work: Awaitable[T]) -> tuple[T, int, float]:
 )
 async def test_long_work_lets_other_requests_in(query: TableQuery, num_rows: int) -> None:
     tables = tables_of(num_rows)
-    tables.view(TableName.EXPERIMENTS).find(1)
+    tables.view(TableQuery(TableName.EXPERIMENTS)).find(1)
     result, num_turns, used = await count_turns(tables.query(query))
     assert len(result.ids) == num_rows
     # Half of the work may be the one sort itself; each step ends with the row in which it is over.

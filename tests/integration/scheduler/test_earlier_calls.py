@@ -6,6 +6,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from gangline.domain.user import CLUSTER_NAME
 from gangline.protocol import rpc
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common import keys
@@ -53,7 +54,7 @@ async def test_earlier_names_do_what_the_present_ones_do(bench: Bench) -> None:
         assert "name checkpoints that are to be deleted, or some whose" in str(refused.value.details())
         drained = await stub.ChangeAgent(
             scheduler_pb2.ChangeAgentRequest(
-                request_id="a", agent_id="a1", availability=types_pb2.AVAILABILITY_DRAINING, user="ann"
+                request_id="a", agent_id="a1", availability=types_pb2.AVAILABILITY_DRAINING, user=CLUSTER_NAME
             ),
             metadata=metadata,
         )

@@ -23,7 +23,9 @@ from services.gateway.usecase.bundle import OpenCases, RunnerCases, Shared, UseC
 ALICE, ADMIN = Principal("user", "alice"), Principal("user", "admin", is_admin=True)
 CLUSTER = Principal("cluster", "cluster", is_admin=True)
 RUNNER, AGENT, ANYBODY = Principal("allocation", "1.1.2"), Principal("agent", "a1"), Principal("anonymous", "")
-USECASES = UseCases(cast("OpenCases", None), cast("Any", None), cast("Any", None), cast("Shared", SimpleNamespace()))
+USECASES = UseCases(
+    cast("OpenCases", None), cast("Any", None), cast("Any", None), cast("Shared", SimpleNamespace(mirror=None))
+)
 
 
 @pytest.mark.parametrize("principal", [ALICE, ADMIN, CLUSTER])
@@ -152,7 +154,9 @@ def test_the_changes_that_take_their_request_id_from_a_header() -> None:
         for method, operation in operations.items()
         if any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", ()))
     }
-    topics = ("workspaces", "projects", "templates", "models", "users", "tokens", "quotas", "saved-views")
+    topics = (
+        "workspaces", "projects", "templates", "models", "users", "tokens", "quotas", "saved-views", "groups", "roles",
+    )  # fmt: skip
     changes = {
         (method, path)
         for path, operations in paths.items()

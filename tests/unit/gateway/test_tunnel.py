@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from gangline.domain.access import Role, RoleAssignment, WorkspaceRoles
 from gangline.domain.experiment import Experiment, Trial
 from gangline.domain.state import Outcome, State, TaskKind
 from gangline.domain.user import User
 from gangline.errors import ErrorKind, GanglineError
+from gangline.v1 import gateway_pb2 as pb
 from services.common import keys
 from services.common.server import Principal
 from services.gateway.history.reader import Reader
 from services.gateway.mirror.caller import Caller, Runner
+from services.gateway.rpc.task_calls import TaskCalls
 from services.gateway.usecase.open.task import TaskProofs
 from services.gateway.usecase.runner.tunnel_offer import TunnelOffers
 from services.gateway.usecase.shared import tunnel_table as module
@@ -53,7 +57,7 @@ class Gateway:
         self.proofs = TaskProofs(mirror, self.views, self.secrets)
 
     def of(self, principal: Principal) -> Tunnels:
-        return Tunnels(Caller(principal), self.views, self.table, self.secrets)
+        return Tunnels(Caller(principal), self.mirror, self.views, self.table, self.secrets)
 
     def of_runner(self, principal: Principal = RUNNER) -> TunnelOffers:
         return TunnelOffers(Runner(principal), self.mirror, self.views, self.table, self.secrets)
@@ -104,6 +108,74 @@ async def test_only_the_owner_and_administrators_reach_a_task(gateway: Gateway) 
         with pytest.raises(GanglineError) as caught:
             gateway.of(principal).find(number)
         assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("role", "code"),
+    [(Role.EDITOR, ""), (Role.ADMIN, ""), (Role.VIEWER, "auth.no_role"), (None, "auth.no_role")],
+)
+async def test_an_owner_reaches_a_task_as_an_editor_of_its_workspace(
+    gateway: Gateway, mirror: StandInMirror, role: Role | None, code: str
+) -> None:
+    mirror.put(keys.user("ann"), User("ann", "sha-of-ann", id=2))
+    mirror.put(keys.user("bob"), User("bob", "sha-of-bob", id=3))
+    given = (RoleAssignment(role, 2),) if role is not None else ()
+    mirror.put(keys.roles(0), WorkspaceRoles(0, (*given, RoleAssignment(Role.ADMIN, 3))))
+    if code:
+        with pytest.raises(GanglineError) as caught:
+            gateway.of(ANN).find(1)
+        assert (caught.value.code, gateway.of(ANN).code_of(SHELL)) == (code, "")
+    else:
+        assert gateway.of(ANN).find(1) == SHELL
+        assert gateway.of(ANN).code_of(SHELL)
+    # An admin of the workspace ends the task of another user, but does not enter it.
+    with pytest.raises(GanglineError) as caught:
+        gateway.of(BOB).find(1)
+    assert (caught.value.code, gateway.of(BOB).code_of(SHELL)) == ("auth.not_owner", "")
+    assert gateway.of(ADMIN).find(1) == SHELL
+
+
+async def test_an_open_tunnel_carries_nothing_once_its_owner_lost_the_role(
+    gateway: Gateway, mirror: StandInMirror
+) -> None:
+    mirror.put(keys.user("ann"), User("ann", "sha-of-ann", id=2))
+
+    class Calls(TaskCalls):
+        def _cases(self, request: object) -> Any:
+            return SimpleNamespace(tunnels=gateway.of(ANN))
+
+    calls = cast("Any", Calls)(None)
+    sent: asyncio.Queue[bytes] = asyncio.Queue()
+    typed: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def requests() -> AsyncIterator[pb.ConnectTaskRequest]:
+        yield pb.ConnectTaskRequest(experiment_id=1)
+        while True:
+            yield pb.ConnectTaskRequest(data=await typed.get())
+
+    async def from_task() -> AsyncIterator[bytes]:
+        while True:
+            yield await sent.get()
+
+    orders = gateway.of_runner().offer("1.1.1", "trainer")
+    await anext(orders)
+    answers = calls.ConnectTask(requests(), None)
+    opening = asyncio.ensure_future(anext(answers))
+    taken = gateway.of_runner().take(await _order(orders))
+    taken.attach(from_task(), "")
+    assert (await opening).data == b""
+    sent.put_nowait(b"output")
+    assert (await anext(answers)).data == b"output"
+    written = taken.outgoing()
+    typed.put_nowait(b"typed")
+    reading = asyncio.ensure_future(anext(answers, None))
+    assert await anext(written) == b"typed"
+    mirror.put(keys.roles(0), WorkspaceRoles(0, (RoleAssignment(Role.VIEWER, 2),)))
+    typed.put_nowait(b"rm -r")
+    # The task gets nothing more, and its user reads the end.
+    assert [data async for data in written] == []
+    sent.put_nowait(b"secret")
+    assert await reading is None
 
 
 async def test_a_runner_serves_its_own_allocation_alone(gateway: Gateway) -> None:
@@ -241,6 +313,10 @@ async def test_the_code_opens_a_shell_alone_and_ends_with_its_owner(gateway: Gat
     assert gateway.proofs.find_by_code(2, code) is None
     assert gateway.proofs.find_by_code(99, code) is None
     mirror.put(keys.user("ann"), User("ann", "sha-of-ann", is_deactivated=True))
+    assert gateway.proofs.find_by_code(1, code) is None
+    mirror.put(keys.user("ann"), User("ann", "sha-of-ann", id=2))
+    assert gateway.proofs.find_by_code(1, code) == SHELL
+    mirror.put(keys.roles(0), WorkspaceRoles(0, (RoleAssignment(Role.VIEWER, 2),)))
     assert gateway.proofs.find_by_code(1, code) is None
     notebook = Experiment(3, "notebook", "cluster", "{}", "", task_kind=TaskKind.NOTEBOOK)
     mirror.put(keys.experiment(3), notebook)

@@ -12,7 +12,7 @@ from services.scheduler.state.records import KINDS, SINGLETON, Id, StateChange
 
 SINGLETONS: dict[str, Id] = dict.fromkeys(("Counter", "Cluster", "ProjectCounter", "UserCounter"), SINGLETON)
 IDS: dict[str, Id] = {"Experiment": 7, "Search": 7, "SearchLog": "7/1", "Workspace": 7, "Project": 7, "AccessToken": 7}
-IDS |= {"Model": 7}
+IDS |= {"Model": 7, "WorkspaceRoles": 7}
 IDS |= SINGLETONS
 
 

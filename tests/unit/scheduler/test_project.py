@@ -244,7 +244,7 @@ def test_archiving_is_reversible_and_keeps_new_experiments_out() -> None:
     _apply(state, _project(state, ARCHIVE))
     assert not _project(state, ARCHIVE, replace(ANN, request_id="again"))
     acts: list[Act] = [
-        lambda: move_to_project(state, 5, 2),
+        lambda: move_to_project(state, "cluster", 5, 2),
         lambda: submit_experiment(state, _submission(), Rules(), 1.0),
     ]
     for act in acts:
@@ -253,7 +253,7 @@ def test_archiving_is_reversible_and_keeps_new_experiments_out() -> None:
         assert raised.value.code == "project.archived"
         assert raised.value.message.endswith("unarchive it with: gangline project unarchive lab vision")
     _apply(state, _project(state, UNARCHIVE, replace(ANN, request_id="r5")))
-    assert move_to_project(state, 5, 2)
+    assert move_to_project(state, "cluster", 5, 2)
     assert submit_experiment(state, _submission(), Rules(), 1.0)
 
 
@@ -261,7 +261,7 @@ def test_an_archived_workspace_closes_its_projects() -> None:
     state = _state(_experiment(5, 1))
     _apply(state, _workspace(state, ARCHIVE))
     acts: list[Act] = [
-        lambda: move_to_project(state, 5, 2),
+        lambda: move_to_project(state, "cluster", 5, 2),
         lambda: submit_experiment(state, _submission(), Rules(), 1.0),
         lambda: _create_project(state, "audio"),
         lambda: _workspace(state, EDIT, replace(ANN, request_id="r6"), ProjectChange(name="x")),
@@ -399,20 +399,20 @@ def test_names_within_a_workspace_are_unique() -> None:
 
 def test_a_moved_experiment_names_its_new_project() -> None:
     state = _state(_experiment(5, 1), _experiment(6, 0))
-    (moved,) = move_to_project(state, 5, 2).puts
+    (moved,) = move_to_project(state, "cluster", 5, 2).puts
     assert isinstance(moved, Experiment)
     assert moved.project_id == 2
     config = json.loads(moved.config_json)
     assert (config["workspace"], config["project"]) == ("lab", "vision")
     assert settled_of(moved.config_json).name == "test"
     _apply(state, StateChange(puts=(moved,)))
-    assert not move_to_project(state, 5, 2)
+    assert not move_to_project(state, "cluster", 5, 2)
     # An experiment of an earlier version, which names no project, is in the default one.
-    assert not move_to_project(state, 6, 1)
+    assert not move_to_project(state, "cluster", 6, 1)
     # A late repetition of its submit still finds it.
     check_repeated(moved, {"owner": "ann", "code_sha256": "0" * 64, "config_json": config_json(), "request_id": "r"})
     with pytest.raises(GanglineError, match="there is no project 9"):
-        move_to_project(state, 5, 9)
+        move_to_project(state, "cluster", 5, 9)
 
 
 def _submission(workspace: str = "lab", project: str = "vision") -> AdmittedSubmission:

@@ -8,8 +8,8 @@ made once for all clients (`shared_text.py`), and so are whole events for client
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,6 +42,8 @@ MAX_VALUES = 20_000
 # Streams of one user, and of all.
 MAX_OF_USER = 100
 MAX_STREAMS = 1000
+# Readings of the queue that are kept, one for each `Sight.key`.
+MAX_QUEUES = 64
 # A client that comes from another gateway may have seen more of etcd than this one, which waits so long to see it too.
 CATCH_UP_SECONDS = 5.0
 
@@ -53,9 +55,17 @@ class LiveHub:
     """Holds what all streams of a gateway share, and bounds their number."""
 
     texts: SharedTexts = field(default_factory=SharedTexts)
-    queue: QueueFeed = field(default_factory=QueueFeed)
+    # By what the streams' callers see (`Sight.key`).
+    queues: OrderedDict[Hashable, QueueFeed] = field(default_factory=OrderedDict)
     metrics: MetricsFeed = field(default_factory=MetricsFeed)
     num_by_user: Counter[str] = field(default_factory=Counter)
+
+    def queue_of(self, scope: Hashable) -> QueueFeed:
+        feed = self.queues.setdefault(scope, QueueFeed())
+        self.queues.move_to_end(scope)
+        while len(self.queues) > MAX_QUEUES:
+            self.queues.popitem(last=False)
+        return feed
 
     def check(self, user: str) -> None:
         """Raises GanglineError `stream.too_many`."""
@@ -118,6 +128,7 @@ class Stream:
         self._parts = wanted.tables()
         self._trial_ids = tuple(sorted(set(wanted.metrics)))
         self._start = wanted.cursor()
+        self._scope = cases.sight().key
         self._tables = self._open()
         # Why a part could not be read when it was looked at last; None if all could.
         self._problem: GanglineError | None = None
@@ -180,6 +191,10 @@ class Stream:
 
         A part that cannot be read is left out, and keeps its place in the cursor: the others come all the same.
         """
+        if self._scope != self._cases.sight().key:
+            # The caller sees other rows from now on.
+            self._scope = self._cases.sight().key
+            return None, replace(cursor, revision=self._changes.revision, queue="")
         parts, after = self._of_mirror(cursor)
         self._problem = None
         for add in (self._add_queue, self._add_reports):
@@ -193,7 +208,9 @@ class Stream:
         return (f"{{{parts}}}" if parts else parts), after
 
     async def _add_queue(self, parts: str | None, after: Cursor) -> tuple[str | None, Cursor]:
-        change = await self._hub.queue.since(after.queue, self._cases.queue.list_tasks) if self._wanted.queue else None
+        if not self._wanted.queue:
+            return parts, after
+        change = await self._hub.queue_of(self._scope).since(after.queue, self._cases.queue.list_tasks)
         if change is None:
             return parts, after
         gone, is_whole, rows = _json(change.gone), _json(change.is_whole), ",".join(change.rows)
@@ -201,7 +218,8 @@ class Stream:
         return _add(parts, part), replace(after, queue=change.version)
 
     async def _add_reports(self, parts: str | None, after: Cursor) -> tuple[str | None, Cursor]:
-        trial_ids, changes = self._trial_ids, self._changes
+        changes = self._changes
+        trial_ids = changes.seen_trials(self._trial_ids)
         if not trial_ids:
             return parts, after
         reports = None
@@ -228,7 +246,7 @@ class Stream:
         if any(len(table.revision_by_id(changed)) * len(table.part.fields) > MAX_VALUES for table in self._tables):
             return None, after
         wanted = (self._wanted.agents, self._wanted.models)
-        key = ("event", *(table.key for table in self._tables), *wanted, cursor.revision, revision)
+        key = ("event", self._scope, *(table.key for table in self._tables), *wanted, cursor.revision, revision)
         return self._hub.texts.get(key, lambda: self._write(changed)), after
 
     def _write(self, changed: list[tuple[tuple[Topic, int | str], int]]) -> str:

@@ -6,7 +6,7 @@ of the gateway. `upgrade.py` carries connections that leave HTTP, such as WebSoc
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import unquote
@@ -26,7 +26,7 @@ from services.gateway.http.tunnel import proxy_rule
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
 from services.gateway.usecase.shared.task_secret import PROXY_SECONDS
-from services.gateway.usecase.shared.tunnel_table import Tunnel
+from services.gateway.usecase.shared.tunnel_table import AdmittedTunnel
 
 # The address that `det notebook start` opens in a browser: a page of Determined's web interface.
 _INTERACTIVE = "/det/interactive/"
@@ -123,32 +123,6 @@ def authenticate(
     if not is_safe and proxy_rule.is_of_other_site(scope["headers"]):
         raise GanglineError("auth.other_site", "a page of another site may not use this task", ErrorKind.FORBIDDEN)
     return found
-
-
-class AdmittedTunnel:
-    """A tunnel that carries nothing any more once its caller may not have it. admit: raises GanglineError then."""
-
-    def __init__(self, tunnel: Tunnel, admit: Callable[[], object]) -> None:
-        self._tunnel = tunnel
-        self._admit = admit
-
-    async def read(self) -> bytes:
-        """Returns the next bytes; none at the end."""
-        data = await self._tunnel.read()
-        return data if self._is_admitted() else b""
-
-    async def write(self, data: bytes) -> None:
-        """Raises ConnectionError once the tunnel is closed."""
-        if not self._is_admitted():
-            raise ConnectionError("the caller may not reach the task any more")
-        await self._tunnel.write(data)
-
-    def _is_admitted(self) -> bool:
-        try:
-            self._admit()
-        except GanglineError:
-            return False
-        return True
 
 
 @dataclass(frozen=True, slots=True)

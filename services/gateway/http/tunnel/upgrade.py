@@ -26,9 +26,10 @@ from services.common.server import Principal
 from services.gateway.audit.action import CONNECT
 from services.gateway.http.problem import STATUS_BY_KIND
 from services.gateway.http.tunnel import proxy_rule
-from services.gateway.http.tunnel.proxy import AdmittedTunnel, authenticate
+from services.gateway.http.tunnel.proxy import authenticate
 from services.gateway.mirror.auth import Authenticator
 from services.gateway.usecase.bundle import UseCases
+from services.gateway.usecase.shared.tunnel_table import AdmittedTunnel
 
 # Bytes that are read ahead of a slow task.
 MAX_WAITING_BYTES = 256 << 10

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -207,6 +207,35 @@ class OpenTunnel:
     def __exit__(self, *_: object) -> None:
         self._offer.num_open -= 1
         self._tunnel.close()
+
+
+class AdmittedTunnel:
+    """A tunnel that carries nothing any more once its caller may not have it. admit: raises GanglineError then."""
+
+    def __init__(self, tunnel: Tunnel, admit: Callable[[], object]) -> None:
+        self._tunnel = tunnel
+        self._admit = admit
+
+    async def read(self) -> bytes:
+        """Returns the next bytes; none at the end."""
+        data = await self._tunnel.read()
+        return data if self._is_admitted() else b""
+
+    async def write(self, data: bytes) -> None:
+        """Raises ConnectionError once the tunnel is closed."""
+        if not self._is_admitted():
+            raise ConnectionError("the caller may not reach the task any more")
+        await self._tunnel.write(data)
+
+    def close(self) -> None:
+        self._tunnel.close()
+
+    def _is_admitted(self) -> bool:
+        try:
+            self._admit()
+        except GanglineError:
+            return False
+        return True
 
 
 def _unreachable(code: str, experiment: Experiment, text: str) -> GanglineError:

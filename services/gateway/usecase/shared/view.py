@@ -34,6 +34,10 @@ class Views:
         self._pending = pending
         self._deletion_problem = deletion_problem
 
+    def seen_in(self, mirror: Watched) -> Views:
+        """Returns the same views of what a caller sees."""
+        return Views(mirror, self._reader, self._pending, self._deletion_problem)
+
     def experiment(self, experiment_id: int) -> Experiment:
         """Returns the experiment. Raises GanglineError `experiment.not_found`, and `experiment.deleting` for one of
         which parts may be gone."""
@@ -102,7 +106,8 @@ class Views:
     async def _reasons(self, trials: list[Trial]) -> Mapping[str, Reason]:
         waiting = [trial.id for trial in trials if trial.state is State.QUEUED]
         standings = await self._pending.standings(waiting) if waiting else {}
-        return {trial_id: standings[trial_id].reason for trial_id in waiting if trial_id in standings}
+        hide = self._mirror.state.hide
+        return {trial_id: hide(standings[trial_id].reason) for trial_id in waiting if trial_id in standings}
 
     def _undelivered(self) -> Mapping[str, str]:
         return describe_undelivered(self._mirror.state.agents.all())

@@ -88,7 +88,7 @@ def update_user(records: Records, name: str, change: UserChange, caller: Caller)
     _check_rights(records, name, change, caller)
     if user is None:
         raise no_user(name)
-    _check_fixed(user, change, caller)
+    _check_fixed(records, user, change, caller)
     changed = _changed(user, change)
     if changed == user:
         return StateChange()
@@ -191,7 +191,7 @@ def _check_rights(records: Records, name: str, change: UserChange, caller: Calle
         raise not_admin(caller, "rename users, activate them, or make them administrators")
 
 
-def _check_fixed(user: User, change: UserChange, caller: Caller) -> None:
+def _check_fixed(records: Records, user: User, change: UserChange, caller: Caller) -> None:
     loses = change.is_admin is False or change.is_active is False
     if user.name == ADMIN and (loses or change.name not in (None, ADMIN)):
         raise conflict(
@@ -201,6 +201,9 @@ def _check_fixed(user: User, change: UserChange, caller: Caller) -> None:
         )
     if loses and caller.user == user.name:
         raise conflict("user.fixed", "administrators do not take their own rights away; ask another one of them")
+    others = (other for other in records.all_of(User) if other.is_admin and not other.is_deactivated)
+    if loses and user.is_admin and not user.is_deactivated and all(other.name == user.name for other in others):
+        raise conflict("user.fixed", f"{user.name} is the last active administrator; make another user one first")
 
 
 def _check_free(records: Records, name: str, own_name: str = "") -> None:

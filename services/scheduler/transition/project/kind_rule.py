@@ -15,6 +15,7 @@ from gangline.config.layer.lookup import check_unarchived, find_named
 from gangline.config.layer.registry_check import check_metadata, check_notes
 from gangline.config.layer.secret import restore_default_secrets, restore_secrets
 from gangline.config.layer.template_check import check_description, check_storage, check_template
+from gangline.domain.access import WorkspaceRoles
 from gangline.domain.experiment import Experiment, Project, ProjectDefaults, Template, TextChange, Workspace
 from gangline.domain.named_kind import KINDS, TEMPLATE, WORKSPACE, N, NamedKind
 from gangline.domain.registry import Model
@@ -22,6 +23,7 @@ from gangline.errors import conflict, not_found
 from services.scheduler.state.records import Draft, Records
 from services.scheduler.transition.project.rule import NamedChange
 from services.scheduler.transition.quota_use import forget_workspace
+from services.scheduler.transition.rights import seen_workspaces
 
 # Cap on the records that are deleted with the one that holds them. Etcd takes 128 operations in one transaction.
 MAX_HELD_DELETED = 100
@@ -78,6 +80,8 @@ def delete_named(draft: Draft, kind: NamedKind[N], record: N) -> None:
     for inner, child in held:
         draft.delete(inner.record_type, inner.key_of(child))
     draft.delete(kind.record_type, kind.key_of(record))
+    if isinstance(record, Workspace):
+        draft.delete(WorkspaceRoles, record.id)
 
 
 def _check_no_experiments(records: Records, kind: NamedKind[N], record: N, held: Collection[Any]) -> None:
@@ -156,9 +160,10 @@ def _notes(wanted: str, _present: Any, _records: Records, _asked: NamedChange) -
     return wanted
 
 
-def _workspace_id(wanted: str, _present: Any, records: Records, _asked: NamedChange) -> int:
+def _workspace_id(wanted: str, _present: Any, records: Records, asked: NamedChange) -> int:
     """wanted: the name of the workspace."""
-    workspace = find_named(WORKSPACE, wanted, records.all_of(Workspace))
+    seen = records.all_of(Workspace) if asked.caller.is_admin else seen_workspaces(records, asked.caller.user)
+    workspace = find_named(WORKSPACE, wanted, seen)
     check_unarchived(WORKSPACE, workspace)
     return workspace.id
 

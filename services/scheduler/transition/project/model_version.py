@@ -28,8 +28,9 @@ from gangline.errors import conflict, invalid
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.project.named_change import find_record
-from services.scheduler.transition.project.rule import Caller, check_owner, note_removal, remember, was_removed_by
+from services.scheduler.transition.project.rule import Caller, check_change, note_removal, remember, was_removed_by
 from services.scheduler.transition.report import bounded_metrics
+from services.scheduler.transition.rights import sees_checkpoint
 
 _NO_CHANGE = ModelVersionChange()
 
@@ -95,7 +96,7 @@ def set_alias(records: Records, asked: AliasRequest) -> StateChange:
     model = find_record(records, MODEL, asked.model_id)
     if asked.caller.request_id in model.request_ids:
         return StateChange()
-    check_owner(asked.caller, model.owner, f"move aliases of model {model.name!r}")
+    check_change(records, asked.caller, MODEL, model, f"move aliases of model {model.name!r}")
     check_unarchived(MODEL, model)
     present = model.version_of(asked.alias)
     if asked.expected_version not in (None, present):
@@ -125,13 +126,13 @@ def _register(records: Records, asked: VersionRequest, model: Model) -> StateCha
                 f"{model.name!r}; use a new one for another version",
             )
         return StateChange()
-    check_owner(asked.caller, model.owner, f"register versions of model {model.name!r}")
+    check_change(records, asked.caller, MODEL, model, f"register versions of model {model.name!r}")
     check_unarchived(MODEL, model)
     check_version_change(asked.change)
     for alias in asked.aliases:
         check_alias(alias)
     check_num_versions(model.name, len(records.versions_of_model(model.id)) + 1)
-    checkpoint = _find_whole(records, asked.checkpoint_id)
+    checkpoint = _find_whole(records, asked.caller, asked.checkpoint_id)
     number = model.next_version
     version = ModelVersion(
         id=version_id(model.id, number),
@@ -157,7 +158,7 @@ def _edit(records: Records, asked: VersionRequest, model: Model) -> StateChange:
     version = _find(records, model, asked.number)
     if asked.caller.request_id in version.request_ids:
         return StateChange()
-    check_owner(asked.caller, model.owner, f"edit versions of model {model.name!r}")
+    check_change(records, asked.caller, MODEL, model, f"edit versions of model {model.name!r}")
     check_unarchived(MODEL, model)
     check_version_change(asked.change)
     changed = _changed(version, asked.change)
@@ -170,7 +171,7 @@ def _edit(records: Records, asked: VersionRequest, model: Model) -> StateChange:
 def _delete(records: Records, asked: VersionRequest, model: Model) -> StateChange:
     """Refuses while an alias points at the version, because programs find the version by it."""
     version = _find(records, model, asked.number)
-    check_owner(asked.caller, model.owner, f"delete versions of model {model.name!r}")
+    check_change(records, asked.caller, MODEL, model, f"delete versions of model {model.name!r}")
     aliases = model.aliases_of(version.number)
     if aliases:
         raise conflict(
@@ -193,10 +194,10 @@ def _find(records: Records, model: Model, number: int) -> ModelVersion:
     return version
 
 
-def _find_whole(records: Records, checkpoint_id: str) -> Checkpoint:
+def _find_whole(records: Records, caller: Caller, checkpoint_id: str) -> Checkpoint:
     """Returns the checkpoint to register. Only whole checkpoints have records."""
     checkpoint = records.find(Checkpoint, checkpoint_id)
-    if checkpoint is None:
+    if checkpoint is None or not (caller.is_admin or sees_checkpoint(records, caller.user, checkpoint)):
         raise absent("checkpoint", checkpoint_id)
     if checkpoint.state is not CheckpointState.COMPLETED:
         raise conflict(

@@ -18,7 +18,8 @@ from services.scheduler.state.records import Draft, Records, StateChange
 from services.scheduler.transition.project.kind_rule import delete_named, with_fields
 from services.scheduler.transition.project.rule import (
     NamedChange,
-    check_owner,
+    check_change,
+    check_creation,
     counter_of,
     note_removal,
     remember,
@@ -75,7 +76,8 @@ def change_named(records: Records, asked: NamedChange) -> StateChange:
             f"{kind.noun}.default",
             f"{kind.noun} {record.name!r} belongs to the cluster and cannot be {_DONE[action]}; create one of your own",
         )
-    check_owner(caller, record.owner, f"{kind.verbs.get(action, action.lower())} {kind.noun} {record.name!r}")
+    verb = kind.verbs.get(action, action.lower())
+    check_change(records, caller, kind, record, f"{verb} {kind.noun} {record.name!r}")
     draft = Draft(records)
     if action is ProjectAction.DELETE:
         delete_named(draft, kind, record)
@@ -106,9 +108,12 @@ def _create(records: Records, asked: NamedChange) -> StateChange:
     parent = None
     if kind.parent is not None:
         parent = find_record(records, kind.parent, asked.parent_id)
-        check_unarchived(kind.parent, parent)
         values[f"{kind.parent.noun}_id"] = asked.parent_id
-    _check_free(records, kind, values["name"], parent)
+    if "workspace_id" not in kind.fields:
+        check_creation(records, caller, kind, kind.record_type(**({"id": 0} if kind.is_numbered else {}), **values))
+    if kind.parent is not None:
+        check_unarchived(kind.parent, parent)
+    _check_free(records, asked, values["name"], parent)
     _check_number(records, kind)
     draft = Draft(records)
     if kind.is_numbered:
@@ -117,8 +122,10 @@ def _create(records: Records, asked: NamedChange) -> StateChange:
         taken = max((int(kind.key_of(other)) for other in records.all_of(kind.record_type)), default=0)
         values["id"] = max(getattr(counter, kind.counter), taken + 1)
         draft.put(replace(counter, **{kind.counter: values["id"] + 1}))
-    record = kind.record_type(**values, request_ids=(caller.request_id,))
-    draft.put(_with_time(with_fields(records, asked, record), asked.now))
+    record = with_fields(records, asked, kind.record_type(**values, request_ids=(caller.request_id,)))
+    if "workspace_id" in kind.fields:
+        check_creation(records, caller, kind, record)
+    draft.put(_with_time(record, asked.now))
     return draft.change
 
 
@@ -145,8 +152,11 @@ def _edited(records: Records, asked: NamedChange, record: Any) -> Any:
     parent = find_record(records, kind.parent, kind.parent_id_of(record)) if kind.parent is not None else None
     check_unarchived(kind, record, parent)
     if asked.wanted.get("name", record.name) != record.name:
-        _check_free(records, kind, asked.wanted["name"], parent)
-    return with_fields(records, asked, record)
+        _check_free(records, asked, asked.wanted["name"], parent)
+    changed = with_fields(records, asked, record)
+    if getattr(changed, "workspace_id", None) != getattr(record, "workspace_id", None):
+        check_creation(records, asked.caller, kind, changed)
+    return changed
 
 
 def _check_number(records: Records, kind: NamedKind[Any]) -> None:
@@ -159,7 +169,8 @@ def _check_number(records: Records, kind: NamedKind[Any]) -> None:
         )
 
 
-def _check_free(records: Records, kind: NamedKind[Any], name: str, parent: Any) -> None:
+def _check_free(records: Records, asked: NamedChange, name: str, parent: Any) -> None:
+    kind = asked.kind
     check_name(kind.noun, name)
     for other in records.all_of(kind.record_type):
         if other.name == name and (parent is None or kind.parent_id_of(other) == parent.id):

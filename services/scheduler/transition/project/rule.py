@@ -7,11 +7,20 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gangline.domain.experiment import ProjectCounter
+from gangline.config.layer.lookup import unknown_id
+from gangline.domain.access import Role, lacks_role
+from gangline.domain.experiment import ProjectCounter, Workspace
 from gangline.domain.named_kind import NamedKind
 from gangline.domain.state import ProjectAction
-from gangline.errors import ErrorKind, GanglineError
 from services.scheduler.state.records import SINGLETON, Draft, Records
+from services.scheduler.transition.rights import (
+    check_owned,
+    check_role,
+    check_somewhere,
+    not_owner,
+    role_for_cluster,
+    role_in,
+)
 
 # Requests that each record remembers. A repeat comes within seconds, long before so many others.
 MAX_REQUESTS = 8
@@ -41,15 +50,49 @@ class NamedChange:
     parent_id: int = 0  # id of the record that holds a new one; 0 for a kind without parents
 
 
-def check_owner(caller: Caller, owner: str, action: str) -> None:
-    """Admits the owner and administrators. action: the attempted change, as "edit workspace 'lab'". Raises
-    GanglineError `auth.not_owner`."""
-    if not caller.is_admin and caller.user != owner:
-        raise GanglineError(
-            "auth.not_owner",
-            f"{caller.user} may not {action}: only {owner or 'the cluster'} and administrators may; ask one of them",
-            ErrorKind.FORBIDDEN,
-        )
+def check_change(records: Records, caller: Caller, kind: NamedKind[Any], record: Any, action: str) -> None:
+    """Admits who may change a record: of a workspace its admins, of a project or a model its owner as an editor and the
+    admins of its workspace, of a template its owner. action: the attempted change, as "edit workspace 'lab'".
+
+    Raises GanglineError `auth.not_owner`, `auth.no_role`, and `<kind>.not_found` for what the caller does not see.
+    """
+    if caller.is_admin:
+        return
+    workspace_id = _workspace_id_of(record)
+    if workspace_id is None:
+        if caller.user != record.owner:
+            raise not_owner(caller.user, record.owner, action)
+        check_somewhere(records, caller.user, Role.EDITOR, action)
+        return
+    role = role_in(records, caller.user, workspace_id)
+    if role is None:
+        raise unknown_id(kind, record.id)
+    if isinstance(record, Workspace):
+        if role is not Role.ADMIN:
+            raise not_owner(caller.user, record.owner, action)
+    else:
+        check_owned(records, caller.user, record.owner, workspace_id, action)
+
+
+def check_creation(records: Records, caller: Caller, kind: NamedKind[Any], record: Any) -> None:
+    """Admits who may create a record: a workspace an editor for the cluster, what is in a workspace an editor of it,
+    and a template an editor of any workspace. Raises GanglineError `auth.no_role`, `workspace.not_found`."""
+    if caller.is_admin:
+        return
+    action, workspace_id = f"create {kind.noun}s", _workspace_id_of(record)
+    if workspace_id is None:
+        check_somewhere(records, caller.user, Role.EDITOR, action)
+    elif isinstance(record, Workspace):
+        role = role_for_cluster(records, caller.user)
+        if role is None or not role.includes(Role.EDITOR):
+            raise lacks_role(caller.user, action, Role.EDITOR, "")
+    else:
+        check_role(records, caller.user, Role.EDITOR, workspace_id, action)
+
+
+def _workspace_id_of(record: Any) -> int | None:
+    """Returns the workspace of a record; None for a template, which belongs to the cluster."""
+    return record.id if isinstance(record, Workspace) else getattr(record, "workspace_id", None)
 
 
 def remember(request_ids: tuple[str, ...], caller: Caller) -> tuple[str, ...]:
