@@ -318,7 +318,9 @@ async def test_only_administrators_read_it_with_the_same_filters_everywhere(benc
         page = (await client.get("/api/v1/audit", params={"user": "alice", "object": "workspace"})).json()
         assert [(each["action"], each["workspace"]) for each in page["records"]] == [("workspace.create", "=cmd()")]
         assert page["records"][0]["changes"] == {"name": {"new": "=cmd()"}}
-        for wanted in ({"user": "bob"}, {"outcome": "failed"}, {"since": "2999-01-01T00:00:00Z"}, {"address": "::9"}):
+        # Calls that the bench repeats until its leader serves have failed too, so the filter names the user.
+        failed = {"outcome": "failed", "user": "alice"}
+        for wanted in ({"user": "bob"}, failed, {"since": "2999-01-01T00:00:00Z"}, {"address": "::9"}):
             assert (await client.get("/api/v1/audit", params=wanted)).json()["records"] == []
         assert (await client.get("/api/v1/audit", params={"limit": 1001})).status_code == 400
         assert (await client.get("/api/v1/audit", params={"before": "x"})).json()["code"] == "audit.place"
