@@ -76,7 +76,7 @@ chown gangline: /etc/gangline/*.token
 CERTIFICATES = """
 gangline certs init --cluster lab
 gangline certs issue scheduler
-gangline certs issue gateway --host gpu-head-1 --host gpu-head-1.example.org --host 10.0.0.5
+gangline certs issue gateway --host gpu-head-1 --host gpu-head-2 --host 10.0.0.5
 gangline certs issue agent gpu-7        # for each agent, with its id: by default the name of its host
 """
 COPIES = """

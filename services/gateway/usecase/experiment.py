@@ -195,6 +195,8 @@ class Experiments:
         """Returns the events of a search behind the first `num_known` ones, and whether the search takes no more
         operations. Waits so long for an event, if there is none."""
         await self._views.confirm(experiment_id=experiment_id)
+        # The leader asks for no user.
+        self._views.experiment(experiment_id)
         deadline = asyncio.get_running_loop().time() + min(max(0.0, wait_seconds), MAX_WAIT_SECONDS)
         with self._following.listen(experiment_id) as changed:
             while not self._has_news(experiment_id, num_known):
@@ -206,7 +208,9 @@ class Experiments:
         request = scheduler_pb2.SchedulerServiceGetSearchEventsRequest(experiment_id=experiment_id, num_known=num_known)
         answer = await self._leader.call(lambda scheduler: scheduler.GetSearchEvents, request)
         events = [wire.from_proto(SearchEvent, event) for event in answer.events]
-        return events, answer.search.is_shut_down or self._is_over(experiment_id)
+        # Its role may have been taken meanwhile.
+        is_over = self._is_over(experiment_id)
+        return events, answer.search.is_shut_down or is_over
 
     def _has_news(self, experiment_id: int, num_known: int) -> bool:
         search = self._mirror.state.searches.find(keys.search(experiment_id))

@@ -93,6 +93,9 @@ class ProjectChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         await term.store.commit_asked(lambda records: change_named(records, asked))
         if action is ProjectAction.CREATE and kind.is_numbered:
             record = record_of_request(term.state, kind, request.request_id)
+        elif action is ProjectAction.DELETE:
+            # Also a repeated deletion, which may name another record than the first one did.
+            record = None
         else:
             record = term.state.find(kind.record_type, asked.key)
         _log.info(f"{kind.noun} is changed", key=asked.key, action=str(action), user=request.user)

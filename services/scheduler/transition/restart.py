@@ -25,6 +25,8 @@ from services.scheduler.transition.request import queue
 
 # Sections that made the trial what it is, and texts that have commands of their own.
 _FIXED = ("name", "description", "labels", "workspace", "project", "hyperparameters", "reproducibility", "searcher")
+# A change of these runs no other program.
+_HARMLESS = ("max_restarts",)
 # Each version keeps an archive in the storage for as long as the experiment exists.
 MAX_EARLIER_CODES = 50
 # Keys of the searcher that may change.
@@ -104,6 +106,15 @@ def continue_experiment(
     queue(draft, trial, settled_of(config_json), rules)
     settle_experiment(draft, experiment_id, now)
     return draft.change
+
+
+def runs_otherwise(before_json: str, after_json: str) -> bool:
+    """Returns whether a continuation changes more of the configuration than how long it trains and how often it is
+    tried, and so perhaps which programs run."""
+    before, after = (
+        ExperimentConfig.model_validate_json(text).model_dump(mode="json") for text in (before_json, after_json)
+    )
+    return any(before[name] != after[name] for name in before if name not in _FIXED and name not in _HARMLESS)
 
 
 def _with_code(records: Records, experiment: Experiment, code: NewCode) -> Experiment:

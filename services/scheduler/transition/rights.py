@@ -147,6 +147,13 @@ def check_experiment_change(records: Records, user: str, experiment: Experiment,
     check_owned(records, user, experiment.owner, workspace_id, action)
 
 
+def check_secrets(records: Records, user: str, experiment: Experiment, action: str) -> None:
+    """Admits who may run other programs with the secrets of an experiment's configuration, and as its owner: the owner
+    and administrators of the cluster. Raises GanglineError `auth.not_owner`."""
+    if user != experiment.owner and not _is_unlimited(records, user):
+        raise not_owner(user, experiment.owner, action)
+
+
 def check_owned(records: Records, user: str, owner: str, workspace_id: int, action: str) -> None:
     """Admits the owner of what is in a workspace, as long as the owner is an editor there, and the admins of the
     workspace. Raises GanglineError `auth.not_owner`, `auth.no_role`."""

@@ -31,6 +31,7 @@ from services.gateway.mirror.sight import SeenMirror, sight_of
 from services.gateway.table.row_index import RowIndex
 from services.gateway.table.table import TableName, TableQuery, Tables
 from services.gateway.usecase.bundle import Shared, UseCases, UserCases
+from services.gateway.usecase.experiment import Experiments
 from services.gateway.usecase.quota import Quotas
 from services.gateway.usecase.shared.view import Views
 from services.gateway.usecase.usage import Usage
@@ -226,6 +227,20 @@ async def test_usage_adds_up_what_its_reader_does_not_see(mirror: StandInMirror,
         seen: 200.0,
         "(other workspaces)": 300.0 + 9900.0,
     }
+
+
+@pytest.mark.parametrize("number", [UNSEEN, 9])
+async def test_events_of_an_unseen_search_are_those_of_an_unknown_one(mirror: StandInMirror, number: int) -> None:
+    """A search that has ended is not looked at again, and the leader is asked for no user."""
+    nothing, seen = cast("Any", None), SeenMirror(mirror, ANN)
+    views = Views(seen, nothing, nothing)
+    asked: list[object] = []
+    leader = SimpleNamespace(call=lambda *request: asked.append(request))
+    cases = Experiments(nothing, seen, cast("Any", leader), nothing, views=views, code=nothing, following=nothing)
+    with pytest.raises(GanglineError) as refusal:
+        await cases.search_events(number, 0, 0.0)
+    assert refusal.value.code == "experiment.not_found"
+    assert asked == []
 
 
 def test_an_imported_checkpoint_is_seen_by_its_importer(mirror: StandInMirror) -> None:

@@ -208,7 +208,7 @@ def test_orders_are_for_owners_who_edit_and_for_admins(roles: dict[str, Role], u
 
 def test_editors_operate_the_work_of_others_until_the_roles_for_the_cluster_change() -> None:
     """As in versions without roles; deletion was for owners there too."""
-    state = _state(is_closed=False)
+    state = _state(Project(6, 2, "speech", owner="ann"), is_closed=False)
     operate, change = (check("eve", 7, "end", lambda _: StateChange()) for check in (rights.operated, rights.changed))
     texts = TextChange(name="n")
 
@@ -216,7 +216,7 @@ def test_editors_operate_the_work_of_others_until_the_roles_for_the_cluster_chan
         operate(state)
         rights.check_trial_operation(state, "eve", "7.1", "kill")
         rights.check_texts(state, "eve", EXPERIMENT, texts)
-        assert move_to_project(state, "eve", 7, 1)
+        assert move_to_project(state, "eve", 7, 6)
 
     use_rights()
     assert _code(change, state) == "auth.not_owner"
@@ -233,7 +233,45 @@ def test_editors_operate_the_work_of_others_until_the_roles_for_the_cluster_chan
     assert _code(operate, state) == "auth.not_owner"
     assert _code(rights.check_trial_operation, state, "eve", "7.1", "kill") == "auth.not_owner"
     assert _code(rights.check_texts, state, "eve", EXPERIMENT, texts) == "auth.not_owner"
-    assert _code(move_to_project, state, "eve", 7, 1) == "auth.not_owner"
+    assert _code(move_to_project, state, "eve", 7, 6) == "auth.not_owner"
+
+
+def test_nobody_becomes_admin_of_others_work_by_moving_it() -> None:
+    """The creator of a workspace is its admin."""
+    state = _state(Workspace(3, "own", owner="eve"), Project(6, 3, "inside", owner="eve"), is_closed=False)
+    assert rights.role_in(state, "eve", 3) is Role.ADMIN
+    assert _code(move_to_project, state, "eve", 7, 6) == "auth.not_owner"
+    assert move_to_project(state, "root", 7, 6)
+    assert move_to_project(state, "bob", 7, 6)
+
+
+def test_other_programs_run_with_an_owners_secrets_by_order_of_the_owner_alone() -> None:
+    state = _state(_roles(bob=Role.EDITOR, ann=Role.ADMIN))
+    for user in ("bob", "root"):
+        rights.check_secrets(state, user, EXPERIMENT, "continue")
+    assert _code(rights.check_secrets, state, "ann", EXPERIMENT, "continue") == "auth.not_owner"
+
+
+def test_a_former_administrator_is_none_whatever_an_old_gateway_says() -> None:
+    state = _state(Model(3, "m", owner="bob", workspace_id=2))
+    former = Caller("eve", True, "n")
+    for kind, key in ((WORKSPACE, 2), (PROJECT, 5), (MODEL, 3)):
+        asked = NamedChange(kind, ProjectAction.ARCHIVE, former, (), 1.0, key=key)
+        assert _code(change_named, state, asked) == f"{kind.noun}.not_found"
+    asked = NamedChange(WORKSPACE, ProjectAction.CREATE, former, (), 1.0, wanted={"name": "more"})
+    assert _code(change_named, state, asked) == "auth.no_role"
+
+
+def test_the_request_of_a_deletion_shows_no_other_record() -> None:
+    state = _state(_roles(bob=Role.EDITOR), Project(6, 2, "own", owner="bob"))
+    bob = Caller("bob", False, "gone")
+    _apply(state, change_named(state, NamedChange(PROJECT, ProjectAction.DELETE, bob, (), 1.0, key=6)))
+    edit = NamedChange(WORKSPACE, ProjectAction.EDIT, bob, (), 1.0, key=1, wanted={"name": "x"})
+    assert _code(change_named, state, edit) == "workspace.default"
+    edit = NamedChange(PROJECT, ProjectAction.ARCHIVE, bob, (), 1.0, key=5)
+    assert _code(change_named, state, edit) == "auth.not_owner"
+    # The same deletion again changes nothing.
+    assert not change_named(state, NamedChange(PROJECT, ProjectAction.DELETE, bob, (), 1.0, key=6))
 
 
 def test_retention_is_no_operation() -> None:

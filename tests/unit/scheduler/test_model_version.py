@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from gangline.config.layer.registry_check import MAX_ALIASES
+from gangline.domain.access import WorkspaceRoles
 from gangline.domain.experiment import Checkpoint, Experiment, ProjectCounter, Template, TextChange, Trial, Workspace
 from gangline.domain.named_kind import MODEL, TEMPLATE, WORKSPACE, NamedKind
 from gangline.domain.registry import Model, ModelAlias, ModelVersion, ModelVersionChange
 from gangline.domain.state import CheckpointState, DeletionStage, Outcome, ProjectAction, State
+from gangline.domain.user import User
 from gangline.errors import ErrorKind, GanglineError
 from gangline.protocol import wire
 from gangline.v1 import project_pb2
@@ -385,3 +387,17 @@ def test_an_archived_model_is_left_alone_but_for_deletions() -> None:
     with pytest.raises(GanglineError) as raised:
         change_version(state, VersionRequest(ARCHIVE, later, 9.0, 1, 1))
     assert raised.value.kind is ErrorKind.INVALID
+
+
+@pytest.mark.parametrize("action", [CREATE, EDIT, DELETE])
+@pytest.mark.parametrize("number", [1, 9])
+def test_nobody_learns_of_versions_of_an_unseen_model(action: ProjectAction, number: int) -> None:
+    state = _state(
+        WorkspaceRoles(0), Model(2, "hidden", "ann", workspace_id=2), ModelVersion("2.1", 2, 1, "c1", owner="ann"),
+        User("bob", "", id=7),
+    )  # fmt: skip
+    asked = VersionRequest(action, BOB, 1.0, 2, checkpoint_id="c1", number=number)
+    with pytest.raises(GanglineError) as refusal:
+        change_version(state, asked)
+    assert refusal.value.code == "model.not_found"
+    assert "hidden" not in refusal.value.message

@@ -16,7 +16,7 @@ from gangline.domain.state import CheckpointState, DeletionStage, ExitKind, Outc
 from gangline.errors import GanglineError
 from services.scheduler.state.records import Record, SchedulerState, get
 from services.scheduler.state.rules import Rules
-from services.scheduler.transition.restart import MAX_EARLIER_CODES, NewCode, continue_experiment
+from services.scheduler.transition.restart import MAX_EARLIER_CODES, NewCode, continue_experiment, runs_otherwise
 from tests.support.scheduler import config_json
 
 RULES = Rules()
@@ -151,3 +151,18 @@ def test_code_that_is_being_deleted_or_one_too_many_is_refused() -> None:
     many = replace(EXPERIMENT, earlier_code_sha256s=tuple(f"{number:064}" for number in range(MAX_EARLIER_CODES)))
     with pytest.raises(GanglineError, match="has had 51 versions of its code; fork it instead"):
         go_on(records_of(NEW, experiment=many), code=NewCode("b" * 64, None))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "is_other"),
+    [
+        ("searcher.max_length", {"batches": 900}, False),
+        ("max_restarts", 9, False),
+        ("entrypoint", "python3 other.py", True),
+        ("environment.environment_variables", ["A=b"], True),
+        ("resources.slots_per_trial", 2, True),
+    ],
+)
+def test_which_continuations_may_run_other_programs(path: str, value: Any, is_other: bool) -> None:
+    assert runs_otherwise(EXPERIMENT.config_json, changed(path, value)) is is_other
+    assert not runs_otherwise(EXPERIMENT.config_json, EXPERIMENT.config_json)

@@ -162,7 +162,8 @@ def _notes(wanted: str, _present: Any, _records: Records, _asked: NamedChange) -
 
 def _workspace_id(wanted: str, _present: Any, records: Records, asked: NamedChange) -> int:
     """wanted: the name of the workspace."""
-    seen = records.all_of(Workspace) if asked.caller.is_admin else seen_workspaces(records, asked.caller.user)
+    caller = asked.caller
+    seen = records.all_of(Workspace) if caller.is_unlimited(records) else seen_workspaces(records, caller.user)
     workspace = find_named(WORKSPACE, wanted, seen)
     check_unarchived(WORKSPACE, workspace)
     return workspace.id

@@ -49,6 +49,9 @@ class VersionRequest:
     aliases: tuple[str, ...] = ()  # aliases that point at a new version from then on
 
 
+_VERBS = {ProjectAction.CREATE: "register", ProjectAction.EDIT: "edit", ProjectAction.DELETE: "delete"}
+
+
 @dataclass(frozen=True, slots=True)
 class AliasRequest:
     """A user's request to point an alias at a version."""
@@ -76,15 +79,18 @@ def change_version(records: Records, asked: VersionRequest) -> StateChange:
     """
     if asked.action is ProjectAction.DELETE and was_removed_by(records, asked.caller):
         return StateChange()
+    verb = _VERBS.get(asked.action)
+    if verb is None:
+        raise invalid("request.action", f"a version cannot be {asked.action.lower()}d; archive its model in its place")
     model = find_record(records, MODEL, asked.model_id)
+    # Before anything else, so that nobody learns of a model's versions who does not see it.
+    check_change(records, asked.caller, MODEL, model, f"{verb} versions of model {model.name!r}")
     match asked.action:
         case ProjectAction.CREATE:
             return _register(records, asked, model)
         case ProjectAction.EDIT:
             return _edit(records, asked, model)
-        case ProjectAction.DELETE:
-            return _delete(records, asked, model)
-    raise invalid("request.action", f"a version cannot be {asked.action.lower()}d; archive its model in its place")
+    return _delete(records, asked, model)
 
 
 def set_alias(records: Records, asked: AliasRequest) -> StateChange:
@@ -94,9 +100,9 @@ def set_alias(records: Records, asked: AliasRequest) -> StateChange:
     `model.alias`, `model.aliases`.
     """
     model = find_record(records, MODEL, asked.model_id)
+    check_change(records, asked.caller, MODEL, model, f"move aliases of model {model.name!r}")
     if asked.caller.request_id in model.request_ids:
         return StateChange()
-    check_change(records, asked.caller, MODEL, model, f"move aliases of model {model.name!r}")
     check_unarchived(MODEL, model)
     present = model.version_of(asked.alias)
     if asked.expected_version not in (None, present):
@@ -126,7 +132,6 @@ def _register(records: Records, asked: VersionRequest, model: Model) -> StateCha
                 f"{model.name!r}; use a new one for another version",
             )
         return StateChange()
-    check_change(records, asked.caller, MODEL, model, f"register versions of model {model.name!r}")
     check_unarchived(MODEL, model)
     check_version_change(asked.change)
     for alias in asked.aliases:
@@ -158,7 +163,6 @@ def _edit(records: Records, asked: VersionRequest, model: Model) -> StateChange:
     version = _find(records, model, asked.number)
     if asked.caller.request_id in version.request_ids:
         return StateChange()
-    check_change(records, asked.caller, MODEL, model, f"edit versions of model {model.name!r}")
     check_unarchived(MODEL, model)
     check_version_change(asked.change)
     changed = _changed(version, asked.change)
@@ -171,7 +175,6 @@ def _edit(records: Records, asked: VersionRequest, model: Model) -> StateChange:
 def _delete(records: Records, asked: VersionRequest, model: Model) -> StateChange:
     """Refuses while an alias points at the version, because programs find the version by it."""
     version = _find(records, model, asked.number)
-    check_change(records, asked.caller, MODEL, model, f"delete versions of model {model.name!r}")
     aliases = model.aliases_of(version.number)
     if aliases:
         raise conflict(
@@ -197,7 +200,7 @@ def _find(records: Records, model: Model, number: int) -> ModelVersion:
 def _find_whole(records: Records, caller: Caller, checkpoint_id: str) -> Checkpoint:
     """Returns the checkpoint to register. Only whole checkpoints have records."""
     checkpoint = records.find(Checkpoint, checkpoint_id)
-    if checkpoint is None or not (caller.is_admin or sees_checkpoint(records, caller.user, checkpoint)):
+    if checkpoint is None or not (caller.is_unlimited(records) or sees_checkpoint(records, caller.user, checkpoint)):
         raise absent("checkpoint", checkpoint_id)
     if checkpoint.state is not CheckpointState.COMPLETED:
         raise conflict(

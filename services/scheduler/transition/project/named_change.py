@@ -65,7 +65,7 @@ def change_named(records: Records, asked: NamedChange) -> StateChange:
         if kind.is_numbered or records.find(kind.record_type, asked.key) is None:
             return _create(records, asked)
         action = ProjectAction.EDIT
-    elif was_removed_by(records, caller):
+    elif action is ProjectAction.DELETE and was_removed_by(records, caller):
         return StateChange()
     record = find_record(records, kind, asked.key)
     # The request that set a record without an id may delete it later: a repeated deletion would not find the record.

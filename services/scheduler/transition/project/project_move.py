@@ -12,7 +12,14 @@ from gangline.domain.settled.reading import with_values
 from gangline.errors import conflict
 from services.scheduler.state.records import Draft, Records, StateChange, get
 from services.scheduler.transition.project.named_change import find_record
-from services.scheduler.transition.rights import check_operation, check_role, role_in, seen_workspaces
+from services.scheduler.transition.rights import (
+    check_experiment_change,
+    check_operation,
+    check_role,
+    role_in,
+    seen_workspaces,
+    workspace_id_of,
+)
 
 
 def home_of(records: Records, user: str, workspace_name: str, project_name: str) -> Project:
@@ -33,11 +40,15 @@ def move_to_project(records: Records, user: str, experiment_id: int, project_id:
     `workspace.archived`, `auth.not_owner`, `auth.no_role`.
     """
     experiment = get(records, Experiment, experiment_id)
-    check_operation(records, user, experiment, f"move experiment {experiment_id}")
+    action = f"move experiment {experiment_id}"
+    check_operation(records, user, experiment, action)
     project = find_record(records, PROJECT, project_id)
     if role_in(records, user, project.workspace_id) is None:
         raise unknown_id(PROJECT, project_id)
     check_role(records, user, Role.EDITOR, project.workspace_id, f"move experiments into project {project.name!r}")
+    if project.workspace_id != workspace_id_of(records, experiment):
+        # The admins of the other workspace get all rights over it.
+        check_experiment_change(records, user, experiment, f"{action} into another workspace")
     if experiment.home_id == project.id:
         return StateChange()
     if experiment.is_deleting:
