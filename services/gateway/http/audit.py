@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -14,6 +13,7 @@ from gangline.domain import audit
 from gangline.domain.audit import MAX_FILTER_LENGTH, MAX_LIMIT, AuditFilter
 from services.gateway.http.admission import Cases
 from services.gateway.http.answer import Answer
+from services.gateway.http.log_model import ZonedTime
 from services.gateway.http.model import INT64_MAX
 from services.gateway.http.route import ERRORS, Route
 from services.gateway.usecase.bundle import UserCases
@@ -46,8 +46,8 @@ class AuditQuery:
         user: Text = "",
         action: Text = "",
         object: Text = "",
-        since: datetime | None = None,
-        until: datetime | None = None,
+        since: ZonedTime | None = None,
+        until: ZonedTime | None = None,
         outcome: Text = "",
         address: Text = "",
     ) -> None:

@@ -43,6 +43,8 @@ _OWN = {
 # They show tasks with the functions of `experiment describe`, `logs` and `kill`, and refuse any other experiment; or
 # they run a program that the user names.
 _OWN |= {f"{kind} {name}" for kind in ("cmd", "notebook", "shell") for name in ("describe", "logs", "kill")}
+# They read and write files of the caller alone, in tests of their own.
+_OWN |= {f"certs {name}" for name in ("init", "issue", "rotate", "show")}
 _OWN |= {"cmd run", "notebook start", "notebook open", "shell start", "shell open"}
 # A stored configuration has none of these texts, and a fork refuses them.
 _FORKED = (
