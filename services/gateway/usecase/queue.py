@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -60,9 +60,21 @@ class JobQueue:
         if experiment_id:
             await self._views.confirm(experiment_id=experiment_id)
             self._views.experiment(experiment_id)
+        return (await self._read(experiment_id, project_ids, seconds))[1]
+
+    async def list_in_scope(self) -> tuple[Hashable, list[Task]]:
+        """Returns all tasks, and the `Sight.key` by which they were chosen: the caller's roles may have changed while
+        the leader was asked."""
+        return await self._read(0, None, FETCH_SECONDS)
+
+    async def _read(
+        self, experiment_id: int, project_ids: Collection[int] | None, seconds: float
+    ) -> tuple[Hashable, list[Task]]:
         waiting = [request.trial_id for request in self._mirror.state.whole.requests.all()]
         running = self._running()
         standings = await self._pending.standings(waiting, seconds) if waiting or running else {}
+        # Nothing is awaited before all tasks are chosen, so one sight chooses them.
+        scope = sight_of(self._mirror.state, self._caller.principal).key
         records: list[Allocation | Request] = [*running, *self._waiting(standings)]
         wanted = [
             record
@@ -70,7 +82,7 @@ class JobQueue:
             if experiment_id in (0, record.experiment_id) and self._is_in(record.experiment_id, project_ids)
         ]
         tasks = (self._task(record, standings.get(record.trial_id)) for record in wanted)
-        return await self._with_progress([task for task in tasks if task is not None])
+        return scope, await self._with_progress([task for task in tasks if task is not None])
 
     def _is_in(self, experiment_id: int, project_ids: Collection[int] | None) -> bool:
         if project_ids is None:

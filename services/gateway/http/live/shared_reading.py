@@ -35,6 +35,6 @@ class SharedReading:
                 self._failure = error
                 raise
             except BaseException:
-                # Its caller has gone. The next one reads in its place.
+                # Its caller has gone, or has read what is not for the others. The next one reads in its place.
                 self._began_at = float("-inf")
                 raise

@@ -22,7 +22,7 @@ from services.gateway.http import model
 from services.gateway.http.agent import SlotHolder
 from services.gateway.http.live.cursor import Cursor
 from services.gateway.http.live.metrics_feed import MetricsFeed
-from services.gateway.http.live.queue_feed import QueueFeed
+from services.gateway.http.live.queue_feed import OtherScopeError, QueueFeed
 from services.gateway.http.live.shared_text import SharedTexts
 from services.gateway.http.live.subscription import Subscription, TablePart
 from services.gateway.http.registry import ModelRow
@@ -61,7 +61,7 @@ class LiveHub:
     num_by_user: Counter[str] = field(default_factory=Counter)
 
     def queue_of(self, scope: Hashable) -> QueueFeed:
-        feed = self.queues.setdefault(scope, QueueFeed())
+        feed = self.queues.setdefault(scope, QueueFeed(scope))
         self.queues.move_to_end(scope)
         while len(self.queues) > MAX_QUEUES:
             self.queues.popitem(last=False)
@@ -210,8 +210,13 @@ class Stream:
     async def _add_queue(self, parts: str | None, after: Cursor) -> tuple[str | None, Cursor]:
         if not self._wanted.queue:
             return parts, after
-        change = await self._hub.queue_of(self._scope).since(after.queue, self._cases.queue.list_tasks)
-        if change is None:
+        try:
+            change = await self._hub.queue_of(self._scope).since(after.queue, self._cases.queue.list_in_scope)
+        except OtherScopeError:
+            # The next event is `reset`, and the queue is read again after it.
+            return parts, after
+        # The caller may see less since it began to wait for the reading.
+        if change is None or self._scope != self._cases.sight().key:
             return parts, after
         gone, is_whole, rows = _json(change.gone), _json(change.is_whole), ",".join(change.rows)
         part = f'"queue":{{"rows":[{rows}],"gone":{gone},"isWhole":{is_whole}}}'
