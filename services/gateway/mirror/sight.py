@@ -19,6 +19,7 @@ from gangline.domain.allocation import Reason
 from gangline.domain.experiment import DEFAULT_WORKSPACE_ID, Checkpoint, Experiment, Project, Workspace
 from gangline.domain.named_kind import DEFAULT_PROJECT, DEFAULT_WORKSPACE
 from gangline.domain.quota import USER_KIND, QuotaSubject
+from gangline.domain.resource import Agent
 from services.common import keys
 from services.common.server import Principal
 from services.gateway.mirror.caller import Caller
@@ -33,6 +34,8 @@ _TRIAL = re.compile(r"\b(\d+\.\d+)((?:\.\d+)?)\b")
 _EXPERIMENT = re.compile(r"\b([Ee]xperiment) (\d+)\b")
 # In place of the id of an allocation that the caller does not see.
 UNSEEN_ALLOCATION = "another workspace"
+# In place of the reason of a quarantine that names trials that the caller does not see.
+UNSEEN_QUARANTINE = "several trials in a row could not start there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +131,43 @@ class SeenTable(RecordTable[T]):
         raise AssertionError("only the mirror writes its state")
 
 
+class SeenAgents(SeenTable[Agent]):
+    """All agents, each without what it tells of trials that a caller does not see."""
+
+    def __init__(self, base: RecordTable[Agent], sees_trial: Callable[[str], bool]) -> None:
+        super().__init__(base, lambda _: True)
+        self._sees_trial = sees_trial
+
+    def find(self, key: str) -> Agent | None:
+        agent = super().find(key)
+        return self._show(agent) if agent is not None else None
+
+    def all(self) -> Iterable[Agent]:
+        return [self._show(agent) for agent in super().all()]
+
+    def of(self, group: Hashable) -> Iterable[Agent]:
+        return [self._show(agent) for agent in super().of(group)]
+
+    def _show(self, agent: Agent) -> Agent:
+        if not agent.failed_starts and not agent.undelivered and not agent.quarantine_reason:
+            return agent
+        return replace(
+            agent,
+            failed_starts=tuple(start for start in agent.failed_starts if self._sees_trial(start.trial_id)),
+            undelivered=tuple(records for records in agent.undelivered if self._sees_trial(records.trial_id)),
+            quarantine_reason=self._show_reason(agent.quarantine_reason),
+        )
+
+    def _show_reason(self, reason: str) -> str:
+        # The trials come first, and then the failure of the last of them, which may have numbers like their ids.
+        trial_ids = [found[1] for found in _TRIAL.finditer(reason.partition(";")[0])]
+        is_seen = bool(trial_ids) and all(map(self._sees_trial, trial_ids))
+        return reason if is_seen or not reason else UNSEEN_QUARANTINE
+
+
 class SeenState(ClusterState):
-    """The state as a caller sees it, at one revision. Agents, users and services are there for all."""
+    """The state as a caller sees it, at one revision. Agents, users and services are there for all, agents without what
+    they tell of unseen trials."""
 
     def __init__(self, base: ClusterState, sight: Sight) -> None:
         self.__dict__.update(base.__dict__)
@@ -148,6 +186,7 @@ class SeenState(ClusterState):
         self.model_versions = SeenTable(base.model_versions, lambda record: self._sees_model(record.model_id))
         self.quotas = SeenTable(base.quotas, lambda record: self._sees_subject(record.subject))
         self.slot_use = SeenTable(base.slot_use, lambda record: self._sees_subject(record.subject))
+        self.agents = SeenAgents(base.agents, lambda trial_id: self.trials.find(keys.trial(trial_id)) is not None)
         self.templates = SeenTable(base.templates, lambda _: sees_some)
         self.fusion = SeenTable(base.fusion, lambda _: sees_some)
 
@@ -186,8 +225,19 @@ class SeenState(ClusterState):
         )
 
     def hide_ids(self, text: str) -> str:
+        for reason, shown in self._hidden_quarantines.items():
+            text = text.replace(reason, shown)
         hidden = _TRIAL.sub(lambda found: self.pseudonyms.get(found[1], found[1]) + found[2], text)
         return _EXPERIMENT.sub(lambda found: found[0] if self._sees(int(found[2])) else f"{found[1]} 0", hidden)
+
+    @cached_property
+    def _hidden_quarantines(self) -> Mapping[str, str]:
+        """Returns what is shown in place of reasons of quarantines, which the reasons of requests quote."""
+        reasons = {agent.id: agent.quarantine_reason for agent in self._base.agents.all() if agent.quarantine_reason}
+        shown = {agent.id: agent.quarantine_reason for agent in self.agents.all()}
+        hidden = {reason: shown[id_] for id_, reason in reasons.items() if shown[id_] != reason}
+        # The longest first, because one may begin with another.
+        return dict(sorted(hidden.items(), key=lambda item: -len(item[0])))
 
     def _sees(self, experiment_id: int) -> bool:
         experiment = self._base.experiments.find(keys.experiment(experiment_id))

@@ -17,6 +17,7 @@ from gangline.domain.experiment import Checkpoint, Experiment, Project, Template
 from gangline.domain.fusion import FusionRecord
 from gangline.domain.quota import Quota, QuotaSubject, SlotUse
 from gangline.domain.registry import Model, ModelVersion
+from gangline.domain.resource import Agent, FailedStart, UndeliveredRecords
 from gangline.domain.search import Search
 from gangline.domain.state import ReasonCode, UsageGroup
 from gangline.domain.usage import UsageEntry
@@ -30,6 +31,7 @@ from services.gateway.mirror.cluster_state import RecordTable
 from services.gateway.mirror.sight import SeenMirror, sight_of
 from services.gateway.table.row_index import RowIndex
 from services.gateway.table.table import TableName, TableQuery, Tables
+from services.gateway.usecase.agent import Agents
 from services.gateway.usecase.bundle import Shared, UseCases, UserCases
 from services.gateway.usecase.experiment import Experiments
 from services.gateway.usecase.quota import Quotas
@@ -41,8 +43,8 @@ from tests.support.stand_in_mirror import StandInMirror
 SEEN, UNSEEN = 2, 3
 ANN, EVE, CLUSTER = Principal("user", "ann"), Principal("user", "eve"), Principal("cluster", "cluster", is_admin=True)
 VIEWER = WorkspaceRoles(SEEN, (RoleAssignment(Role.VIEWER, 5),))
-# Tables that are the same for all users.
-OPEN_TABLES = {"agents", "users", "tokens", "groups", "roles", "instances"}
+# Tables that are the same for all users. All see the agents too, but not all that these tell.
+OPEN_TABLES = {"users", "tokens", "groups", "roles", "instances"}
 
 
 class Filled(StandInMirror):
@@ -104,6 +106,8 @@ def test_every_table_leaves_out_what_its_caller_does_not_see(mirror: Filled) -> 
     seen, nothing = (_tables(SeenMirror(mirror, principal).state) for principal in (ANN, EVE))
     assert seen.keys() == nothing.keys() == whole.keys()
     for name, table in whole.items():
+        if name == "agents":
+            continue
         if name in OPEN_TABLES:
             assert seen[name] is nothing[name] is table, name
             continue
@@ -186,6 +190,38 @@ def test_slots_and_sentences_name_no_unseen_work(mirror: StandInMirror) -> None:
     assert hidden.blocking_ids == ("0.1.1", "2.1.1", "0.2")
     assert hidden.changes_json == '[{"end": "0.1.1"}]'
     assert mirror.state.hide(reason) == reason
+
+
+def test_agents_tell_nothing_of_unseen_trials(mirror: StandInMirror) -> None:
+    """Neither those that failed to start there, nor those whose records wait there, also when they are gone."""
+    trial_ids = ("2.1", "3.1", "99.1")
+    sick = Agent(
+        "a1",
+        failed_starts=tuple(FailedStart(trial_id, 1.0, f"why {trial_id}") for trial_id in trial_ids),
+        undelivered=tuple(UndeliveredRecords(trial_id, f"{trial_id}.1", 10, 1.0) for trial_id in trial_ids),
+        quarantine_reason="2 trials in a row could not start there (2.1, 3.1); last: why 3.1",
+        quarantined_until_at=9.0,
+    )
+    own = Agent("a2", quarantine_reason="2 trials in a row could not start there (2.1, 2.1); last: 1.5 GiB are free")
+    for agent in (sick, own, Agent("a3")):
+        mirror.put(keys.agent(agent.id), agent)
+    ann, eve = (Agents(Caller(principal), SeenMirror(mirror, principal), cast("Any", None)) for principal in (ANN, EVE))
+    for seen in (ann.list()[0].agent, ann.view("a1").agent, ann.find_all(["a1"])[0].agent):
+        assert seen == replace(
+            sick,
+            failed_starts=sick.failed_starts[:1],
+            undelivered=sick.undelivered[:1],
+            quarantine_reason="several trials in a row could not start there",
+        )
+    assert SeenMirror(mirror, ANN).state.agents.find(keys.agent("a1")) == ann.view("a1").agent
+    assert [view.agent for view in ann.list()[1:]] == [own, Agent("a3")]
+    assert not any(number in repr(eve.list()) for number in ("2.1", "3.1", "99.1", "why"))
+    assert [view.agent for view in Agents(Caller(CLUSTER), SeenMirror(mirror, CLUSTER), cast("Any", None)).list()] == [
+        sick, own, Agent("a3"),
+    ]  # fmt: skip
+    reason = Reason(ReasonCode.BEHIND_RESERVATION, f"a1 is out of use: {sick.quarantine_reason}")
+    hidden = SeenMirror(mirror, ANN).state.hide(reason)
+    assert hidden.message == "a1 is out of use: several trials in a row could not start there"
 
 
 def test_quotas_count_what_their_reader_does_not_see(mirror: StandInMirror) -> None:
