@@ -6,7 +6,7 @@ An experiment is a number (7), its trials are "7.1", "7.2", and the attempts to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from gangline.errors import GanglineError, invalid, not_found
 from gangline.printable import find_unprintable
@@ -17,6 +17,8 @@ _MOST_DIGITS = 18
 _TRIALS_OF_EXPERIMENT = 100_000
 # A shorter beginning of an id fits too many ids.
 _LEAST_PREFIX = 4
+# Checkpoints in one request to delete, all in one transaction, which etcd limits to 128 operations.
+MAX_NAMED_CHECKPOINTS = 100
 
 
 def trial_id(experiment_id: int, number: int) -> str:
@@ -97,6 +99,13 @@ def check_checkpoint_id(text: str) -> None:
     must name no other folder."""
     if not text or text.startswith(".") or not set(text).isdisjoint("/\\") or find_unprintable(text):
         raise invalid("checkpoint.id", f"{text!r} is no id of a checkpoint; give the one that saving it returned")
+
+
+def check_num_checkpoints(checkpoint_ids: Collection[str]) -> None:
+    """Raises GanglineError `checkpoint.too_many` for more ids than one request to delete may have."""
+    if len(checkpoint_ids) > MAX_NAMED_CHECKPOINTS:
+        text = f"{len(checkpoint_ids)} checkpoints cannot be deleted at once; name at most {MAX_NAMED_CHECKPOINTS}"
+        raise invalid("checkpoint.too_many", text)
 
 
 def _is_id(text: str, count: int) -> bool:

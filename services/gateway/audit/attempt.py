@@ -4,6 +4,9 @@ A surface opens an attempt around the handler of a call of the recorded tables. 
 `leader/leader_client.py` records each change that it makes, and use cases that change something themselves name their
 object. A call that has left no record when it ends leaves one for itself.
 
+What one caller can have refused costs nothing but the call, so the records of refusals are bounded: a change that is
+refused leaves one record, whatever the number of its objects, and each caller has a budget of them.
+
 A description that fails is a bug, and never fails the change: the record then has no values.
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Any
@@ -20,7 +23,7 @@ from typing import Any
 import structlog
 
 from gangline.domain.audit import DONE, AuditRecord
-from gangline.errors import GanglineError
+from gangline.errors import Effect, GanglineError
 from services.gateway.audit import change as changes
 from services.gateway.mirror.mirror import Watched
 
@@ -33,6 +36,8 @@ _CODES = {
     "HTTPException": "request.refused",
     "RequestValidationError": "request.invalid",
 }
+# Those of them that are raised before anything is changed.
+_REFUSALS = frozenset({"ClientDisconnect", "HTTPException", "RequestValidationError"})
 # By kind of object, where a request names it.
 _PLACES: Mapping[str, tuple[str, ...]] = {
     "code": ("code_sha256",),
@@ -51,11 +56,13 @@ _current: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
 
 class Attempt:
     """A context around one call. source: the request's message, or the parameters of its path, which name the object
-    where no change does."""
+    where no change does. take_refusal: receives the outcome of a refusal. Returns how many refusals of this caller were
+    left out since the last one that is recorded; None if this one is left out too."""
 
     def __init__(
         self,
         write: Callable[[AuditRecord], None],
+        take_refusal: Callable[[str], int | None],
         *,
         surface: str,
         action: str,
@@ -67,6 +74,7 @@ class Attempt:
         source: Any = None,
     ) -> None:
         self._write = write
+        self._take_refusal = take_refusal
         self._surface = surface
         self.action = action
         self._actor_kind, self._actor = actor_kind, actor
@@ -94,9 +102,9 @@ class Attempt:
     def finish(self, error: BaseException | None) -> None:
         """Leaves the call's own record unless its changes have left theirs. Called once."""
         if error is None and not self._num_records and not self.leaves_none:
-            self._emit(self.action, self._place(), outcome=DONE, new=self._new)
+            self._emit(self.action, self._place(), None, new=self._new)
         elif error is not None and not any(error is each for each in self._recorded_errors):
-            self._emit(self.action, self._place(), outcome=outcome_of(error), new=self._new)
+            self._emit(self.action, self._place(), error, new=self._new)
 
     def log_in(self, name: str) -> None:
         """Names the user whose session the call has opened."""
@@ -107,18 +115,25 @@ class Attempt:
         self._object = (kind, own_id)
         self._new |= new
 
+    def name_objects(self, kind: str, ids: Sequence[str]) -> None:
+        """Names the objects of a change that may be refused before it is sent."""
+        self.name_object(kind, ids[0], **_objects(ids))
+
     def record(self, note: changes.ChangeNote, request_id: str, error: BaseException | None) -> None:
-        """Leaves one record for each object of a change."""
+        """Leaves one record for each object of a change; one that names them all if the change was refused."""
         if error is not None:
             self._recorded_errors.append(error)
-        for own_id in note.ids or ("",):
+        ids, new = list(dict.fromkeys(note.ids)) or [""], note.new
+        if error is not None and is_refusal(error):
+            ids, new = ids[:1], _objects(ids) | new
+        for own_id in ids:
             self._emit(
                 note.action,
                 (note.kind, own_id),
-                outcome=DONE if error is None else outcome_of(error),
+                error,
                 workspace=note.workspace,
                 old=note.old,
-                new=note.new,
+                new=new,
                 request_id=request_id,
             )
 
@@ -126,7 +141,7 @@ class Attempt:
         """Leaves a record for one object of a call for several, which goes on with the others."""
         if not any(error is each for each in self._recorded_errors):
             self._recorded_errors.append(error)
-            self._emit(action, (kind, own_id), outcome=outcome_of(error))
+            self._emit(action, (kind, own_id), error)
 
     def _place(self) -> tuple[str, str]:
         if self._object is not None:
@@ -147,14 +162,21 @@ class Attempt:
         self,
         action: str,
         place: tuple[str, str],
+        error: BaseException | None,
         *,
-        outcome: str,
         workspace: str = "",
         old: Mapping[str, Any] | None = None,
         new: Mapping[str, Any] | None = None,
         request_id: str = "",
     ) -> None:
         self._num_records += 1
+        outcome = DONE if error is None else outcome_of(error)
+        left_out: dict[str, Any] = {}
+        if error is not None and is_refusal(error):
+            num_left_out = self._take_refusal(outcome)
+            if num_left_out is None:
+                return
+            left_out = {"attempts_left_out": num_left_out} if num_left_out else {}
         request_id = request_id or self._request_id
         if action == "token.create" and request_id:
             # Whoever repeats such a request gets the token again.
@@ -172,7 +194,7 @@ class Attempt:
                 place[0],
                 _bounded(place[1]),
                 _bounded(workspace),
-                changes.write_changes(old or {}, new or {}),
+                changes.write_changes(old or {}, left_out | dict(new or {})),
                 outcome,
                 _bounded(request_id),
             )
@@ -225,6 +247,18 @@ def outcome_of(error: BaseException) -> str:
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return "cancelled"
     return _CODES.get(type(error).__name__, "internal")
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Returns whether the error says that certainly nothing was changed."""
+    if isinstance(error, GanglineError):
+        return error.effect is Effect.NONE
+    return type(error).__name__ in _REFUSALS
+
+
+def _objects(ids: Sequence[str]) -> dict[str, Any]:
+    """Returns the values of the one record that stands for several objects. `write_changes` cuts the list."""
+    return {"num_objects": len(ids), "objects": list(ids)} if len(ids) > 1 else {}
 
 
 def _bounded(text: str) -> str:

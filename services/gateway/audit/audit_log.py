@@ -26,8 +26,8 @@ from services.gateway.mirror import metrics
 
 # Records of one transaction.
 MAX_BATCH = 500
-# Pause before a batch is written, so that it has several records. A gateway that is killed loses so much at most while
-# the database answers.
+# Pause before a batch that is not full is written, so that it has several records. A gateway that is killed loses so
+# much at most while the database answers.
 LINGER_SECONDS = 0.5
 # Bytes of the records that wait, by an estimate.
 MAX_WAITING_BYTES = 32 << 20
@@ -113,7 +113,8 @@ class AuditLog:
         pause = FIRST_PAUSE_SECONDS
         while True:
             await self._filled.wait()
-            await self._rest(LINGER_SECONDS)
+            if len(self._waiting) < MAX_BATCH:
+                await self._rest(LINGER_SECONDS)
             if await self._write():
                 pause = FIRST_PAUSE_SECONDS
                 self._note_dropped()

@@ -1,8 +1,8 @@
-"""PURE: bounds the records of attempts that anybody may make without a known token.
+"""PURE: bounds the records of refused attempts, which cost a caller nothing but the call.
 
-Each address has a budget of records, and all addresses together have one, so that a flood of unknown tokens fills
-neither the log nor its buffer. Attempts beyond the budget are counted, and the next record of the address names their
-number.
+Each caller has a budget of records, and all callers together have one, so that a flood of refusals fills neither the
+log nor its buffer. A caller without a known token is known by its address, others by their names. Attempts beyond the
+budget are counted, and the next record of the caller names their number.
 """
 
 from __future__ import annotations
@@ -10,10 +10,23 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-MAX_ADDRESSES = 4096
-# Records in a row, and the seconds in which one comes back.
-RECORDS_OF_ADDRESS, SECONDS_OF_ADDRESS = 20, 60.0
-RECORDS_OF_ALL, SECONDS_OF_ALL = 500, 1.0
+MAX_CALLERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Records in a row, and the seconds in which one comes back, of each caller and of all together."""
+
+    of_one: int
+    seconds_of_one: float
+    of_all: int
+    seconds_of_all: float
+
+
+# Callers without a known token.
+OF_ADDRESSES = Rates(20, 60.0, 500, 1.0)
+# Users, and the tokens of services and trials.
+OF_ACTORS = Rates(200, 1.0, 5000, 0.05)
 
 
 @dataclass(slots=True)
@@ -24,23 +37,25 @@ class _Budget:
 
 
 class RefusalLimit:
-    def __init__(self) -> None:
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
         self._of_all = _Budget()
         self._budgets: OrderedDict[str, _Budget] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._budgets)
 
-    def take(self, address: str, now: float) -> int | None:
-        """Returns how many attempts of this address were left out since its last record; None if this one is left out
+    def take(self, caller: str, now: float) -> int | None:
+        """Returns how many attempts of this caller were left out since its last record; None if this one is left out
         too. now: monotonic seconds."""
-        budget = self._budgets.setdefault(address, _Budget())
-        self._budgets.move_to_end(address)
-        while len(self._budgets) > MAX_ADDRESSES:
+        rates = self._rates
+        budget = self._budgets.setdefault(caller, _Budget())
+        self._budgets.move_to_end(caller)
+        while len(self._budgets) > MAX_CALLERS:
             self._budgets.popitem(last=False)
-        spent = _spent(budget, SECONDS_OF_ADDRESS, now)
-        of_all = _spent(self._of_all, SECONDS_OF_ALL, now)
-        if spent + 1 > RECORDS_OF_ADDRESS or of_all + 1 > RECORDS_OF_ALL:
+        spent = _spent(budget, rates.seconds_of_one, now)
+        of_all = _spent(self._of_all, rates.seconds_of_all, now)
+        if spent + 1 > rates.of_one or of_all + 1 > rates.of_all:
             budget.num_left_out += 1
             return None
         num_left_out, budget.num_left_out = budget.num_left_out, 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gangline.domain.audit import AuditRecord
@@ -13,12 +14,12 @@ from services.common.server import Principal
 from services.gateway.audit.action import READ, UNKNOWN_TOKEN
 from services.gateway.audit.attempt import Attempt
 from services.gateway.audit.change import write_changes
-from services.gateway.audit.refusal_limit import RefusalLimit
+from services.gateway.audit.refusal_limit import OF_ACTORS, OF_ADDRESSES, RefusalLimit
 from services.gateway.mirror import metrics
 from services.gateway.mirror.mirror import Watched
 
 _CREDENTIALS = {"allocation": "allocation token", "agent": "drain token", "cluster": "cluster token"}
-# Refusals of callers that anybody may be, which are bounded as unknown tokens are.
+# Refused logins that are bounded as unknown tokens are. LoginLimit bounds the others.
 _BOUNDED_CODES = frozenset({"auth.too_many_logins"})
 
 
@@ -28,7 +29,8 @@ class AuditTrail:
     def __init__(self, mirror: Watched, write: Callable[[AuditRecord], None]) -> None:
         self._mirror = mirror
         self._write = write
-        self._limit = RefusalLimit()
+        self._of_addresses = RefusalLimit(OF_ADDRESSES)
+        self._of_actors = RefusalLimit(OF_ACTORS)
 
     def attempt(
         self,
@@ -44,7 +46,8 @@ class AuditTrail:
         """Returns the context of a call whose caller is known, or who logs in."""
         is_anonymous = principal.kind == "anonymous"
         return Attempt(
-            self._write_bounded if is_anonymous else self._write,
+            self._write,
+            partial(self._take, principal, address),
             surface=surface,
             action=action,
             actor_kind=principal.kind,
@@ -77,9 +80,8 @@ class AuditTrail:
             return
         if error.kind not in (ErrorKind.UNAUTHENTICATED, ErrorKind.FORBIDDEN):
             return
-        num_left_out = self._limit.take(address, time.monotonic())
+        num_left_out = _count(self._of_addresses.take(address, time.monotonic()))
         if num_left_out is None:
-            metrics.AUDIT_LEFT_OUT.inc()
             return
         changes = write_changes({}, {"attempts_left_out": num_left_out} if num_left_out else {})
         self._write(
@@ -100,8 +102,14 @@ class AuditTrail:
         known = next(iter(self._mirror.state.tokens.of(hash_token(token))), None)
         return f"token {known.id}" if known is not None else "admin token"
 
-    def _write_bounded(self, record: AuditRecord) -> None:
-        if record.outcome in _BOUNDED_CODES and self._limit.take(record.address, time.monotonic()) is None:
-            metrics.AUDIT_LEFT_OUT.inc()
-            return
-        self._write(record)
+    def _take(self, principal: Principal, address: str, outcome: str) -> int | None:
+        """Returns what `RefusalLimit.take` returns for a refusal of this caller."""
+        if principal.kind != "anonymous":
+            return _count(self._of_actors.take(f"{principal.kind} {principal.name}", time.monotonic()))
+        return _count(self._of_addresses.take(address, time.monotonic())) if outcome in _BOUNDED_CODES else 0
+
+
+def _count(taken: int | None) -> int | None:
+    if taken is None:
+        metrics.AUDIT_LEFT_OUT.inc()
+    return taken

@@ -72,7 +72,7 @@ AUDIT_DROPPED = Counter(
     "gangline_gateway_audit_dropped_total", "Records of the audit log for which there was no room, or which SQL refused"
 )
 AUDIT_LEFT_OUT = Counter(
-    "gangline_gateway_audit_left_out_total", "Attempts with unknown tokens beyond the records that an address gets"
+    "gangline_gateway_audit_left_out_total", "Refused attempts beyond the records that a caller gets"
 )
 AUDIT_FAILURES = Counter("gangline_gateway_audit_failures_total", "Times the audit log could not be written")
 AUDIT_WAITING = Gauge("gangline_gateway_audit_waiting", "Records of the audit log that wait for the database")

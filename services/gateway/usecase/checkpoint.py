@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from gangline.config.layer.retention import check_retention_change
 from gangline.domain.access import Role
 from gangline.domain.experiment import METADATA_FILE, Checkpoint, RetentionChange
-from gangline.domain.id import absent, find_by_prefix, parse_trial_id
+from gangline.domain.id import absent, check_num_checkpoints, find_by_prefix, parse_trial_id
 from gangline.domain.state import CheckpointState
 from gangline.errors import conflict, invalid, not_found
 from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2
 from services.common import keys
+from services.gateway.audit.attempt import current_attempt
 from services.gateway.leader.leader_client import Leader
 from services.gateway.mirror.caller import Caller
 from services.gateway.mirror.mirror import Watched
@@ -73,10 +74,17 @@ class Checkpoints:
     async def delete(self, checkpoint_ids: Sequence[str]) -> Sequence[Checkpoint]:
         """Deletes all of the checkpoints or none. Returns them as they are marked; their files are deleted soon after.
 
-        Raises GanglineError `checkpoint.none_named`, `auth.not_owner`, and the errors of the leader.
+        Raises GanglineError `checkpoint.none_named`, `checkpoint.too_many`, `auth.not_owner`, and the errors of the
+        leader.
         """
         if not checkpoint_ids:
             raise invalid("checkpoint.none_named", "name the checkpoints that are to be deleted")
+        checkpoint_ids = tuple(dict.fromkeys(checkpoint_ids))
+        attempt = current_attempt()
+        if attempt is not None:
+            attempt.name_objects("checkpoint", checkpoint_ids)
+        # Before the ids are looked up, which may ask etcd for each.
+        check_num_checkpoints(checkpoint_ids)
         for checkpoint_id in checkpoint_ids:
             # The leader refuses one that is not there.
             checkpoint = await self._confirmed(checkpoint_id)

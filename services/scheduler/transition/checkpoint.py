@@ -13,17 +13,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.id import check_num_checkpoints
 from gangline.domain.registry import Model
 from gangline.domain.state import CheckpointState, State
-from gangline.errors import conflict, invalid, not_found
+from gangline.errors import conflict, not_found
 from services.scheduler.state.records import Draft, Records, StateChange, live_allocation_of
 from services.scheduler.state.retention import Retention, find_superfluous, retention_of
 from services.scheduler.state.settled import settled_of
 
 # A mark takes one operation, of the 128 that etcd allows; the next transactions mark the rest.
 MAX_MARKED = 32
-# Checkpoints in one request to delete, all in one transaction, which etcd limits to 128 operations.
-MAX_NAMED = 100
 
 
 def retire(records: Records, trial_id: str) -> StateChange:
@@ -77,9 +76,7 @@ def delete_checkpoints(records: Records, checkpoint_ids: Sequence[str], request_
     Raises GanglineError `checkpoint.too_many`, `checkpoint.not_found`, `checkpoint.deleting`, `checkpoint.needed`,
     `checkpoint.registered`.
     """
-    if len(checkpoint_ids) > MAX_NAMED:
-        text = f"{len(checkpoint_ids)} checkpoints cannot be deleted at once; name at most {MAX_NAMED}"
-        raise invalid("checkpoint.too_many", text)
+    check_num_checkpoints(checkpoint_ids)
     draft = Draft(records)
     for checkpoint_id in dict.fromkeys(checkpoint_ids):
         checkpoint = records.find(Checkpoint, checkpoint_id)

@@ -24,7 +24,7 @@ from gangline.domain.user import hash_password
 from gangline.errors import GanglineError
 from services.common.access.security import allocation_token, as_password, hash_token
 from services.common.etcd import EtcdClient, EtcdSettings
-from services.gateway.audit.refusal_limit import RECORDS_OF_ADDRESS
+from services.gateway.audit.refusal_limit import OF_ADDRESSES
 from tests.support.gateway import NO_TLS, USER_TOKEN
 from tests.support.scheduler import ADMIN_TOKEN, CLUSTER_TOKEN
 from tests.support.two_users import BOB_TOKEN, CONFIG, IN_VISION, Bench
@@ -192,6 +192,21 @@ async def test_a_bulk_change_leaves_a_record_for_each_experiment_and_its_preview
     assert (await records(bench, 5, object="experiment"))[-1].action == "experiment.kill"
 
 
+async def test_a_deletion_of_many_checkpoints_that_is_refused_leaves_one_record(bench: Bench) -> None:
+    async with http(bench, USER_TOKEN) as client:
+
+        async def delete(ids: list[str]) -> int:
+            return (await client.request("DELETE", "/api/v1/checkpoints", json={"checkpointUuids": ids})).status_code
+
+        assert await delete([f"c{number}" for number in range(20_000)]) == 400
+        assert await delete([f"c{number % 50}" for number in range(1000)]) == 404
+    many, unknown = await records(bench, 2, action="checkpoint.delete")
+    assert (many.outcome, unknown.outcome) == ("checkpoint.too_many", "checkpoint.not_found")
+    assert [each.object_id for each in (many, unknown)] == ["c0", "c0"]
+    assert [each.changes["num_objects"]["new"] for each in (many, unknown)] == [20_000, 50]
+    assert unknown.changes["objects"]["new"][-2:] == ["c19", "... 30 more"]
+
+
 async def test_a_repeated_request_is_done_once(bench: Bench) -> None:
     first, again = [await call(bench.alice.create_experiment, CONFIG, bench.code, request_id="same") for _ in range(2)]
     assert first.experiment.id == again.experiment.id
@@ -257,12 +272,12 @@ async def test_logins_and_logouts_leave_records_and_a_wrong_name_is_not_repeated
 async def test_unknown_tokens_leave_a_bounded_number_of_records(bench: Bench) -> None:
     stranger = Client(bench.process.addresses["grpc"], "a-token-of-nobody", retry_seconds=0)
     bench.stack.callback(stranger.close)
-    for _ in range(RECORDS_OF_ADDRESS):
+    for _ in range(OF_ADDRESSES.of_one):
         assert await refusal(stranger.list_users) == "auth.wrong_token"
     async with http(bench, "another-token-of-nobody") as client:
         for _ in range(10):
             assert (await client.post("/api/v1/experiments/7/kill")).status_code == 401
-    found = await records(bench, RECORDS_OF_ADDRESS, action="call.unknown_token")
+    found = await records(bench, OF_ADDRESSES.of_one, action="call.unknown_token")
     assert {(each.actor_kind, each.outcome) for each in found} == {("anonymous", "auth.wrong_token")}
     # The bench itself may have called before the gateway knew its users.
     assert "ListUsers" in {each.object_id for each in found} <= {"ListUsers", "ListWorkspaces", "ListAudit"}

@@ -78,6 +78,16 @@ async def test_records_are_written_in_their_order_and_in_batches() -> None:
     assert database.num_tries == 3
 
 
+async def test_full_batches_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LINGER_SECONDS", 60.0)
+    database = Database()
+    async with running(database) as log:
+        for number in range(2 * module.MAX_BATCH + 1):
+            log.add(record(number))
+        await until_(lambda: len(database.written) >= 2 * module.MAX_BATCH, "the full batches")
+        assert len(database.written) == 2 * module.MAX_BATCH
+
+
 async def test_what_waits_for_the_database_is_written_later_in_order() -> None:
     database = Database()
     database.is_away = True

@@ -1,4 +1,5 @@
-"""What only an owner may do, at a gateway that has not seen the record yet, because another one has just made it."""
+"""What only an owner may do, at a gateway that has not seen the record yet, because another one has just made it; and
+that a call with too many ids asks for none of them."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from gangline.domain.experiment import Checkpoint, Experiment, RetentionChange
+from gangline.domain.id import MAX_NAMED_CHECKPOINTS
 from gangline.errors import GanglineError
 from services.common import keys
 from services.common.server import Principal
@@ -60,3 +62,15 @@ async def test_a_new_record_of_another_user_is_not_changed(call: Callable[..., A
     with pytest.raises(GanglineError) as caught:
         await call(mirror, _Leader(), Views(mirror, NOTHING, NOTHING))
     assert caught.value.code == "auth.not_owner"
+
+
+class _Unasked(StandInMirror):
+    async def confirm(self, key: str) -> None:
+        raise AssertionError(f"etcd was asked for {key}")
+
+
+async def test_too_many_checkpoints_are_refused_before_any_of_them_is_looked_up() -> None:
+    ids = [f"c{number}" for number in range(MAX_NAMED_CHECKPOINTS + 1)]
+    with pytest.raises(GanglineError) as caught:
+        await Checkpoints(BOB, _Unasked(), cast("Any", _Leader()), NOTHING, NOTHING).delete(ids)
+    assert caught.value.code == "checkpoint.too_many"

@@ -1,27 +1,25 @@
-"""How many records unknown callers get."""
+"""How many records of refused attempts a caller gets."""
 
 from __future__ import annotations
 
-from services.gateway.audit.refusal_limit import (
-    MAX_ADDRESSES,
-    RECORDS_OF_ADDRESS,
-    RECORDS_OF_ALL,
-    SECONDS_OF_ADDRESS,
-    RefusalLimit,
-)
+import pytest
+
+from services.gateway.audit.refusal_limit import MAX_CALLERS, OF_ACTORS, OF_ADDRESSES, Rates, RefusalLimit
 
 
-def test_an_address_gets_so_many_records_and_then_one_at_a_time() -> None:
-    limit = RefusalLimit()
-    taken = [limit.take("a", 0.0) for _ in range(RECORDS_OF_ADDRESS + 5)]
-    assert taken == [0] * RECORDS_OF_ADDRESS + [None] * 5
+@pytest.mark.parametrize("rates", [OF_ADDRESSES, OF_ACTORS])
+def test_a_caller_gets_so_many_records_and_then_one_at_a_time(rates: Rates) -> None:
+    limit = RefusalLimit(rates)
+    taken = [limit.take("a", 0.0) for _ in range(rates.of_one + 5)]
+    assert taken == [0] * rates.of_one + [None] * 5
     assert limit.take("b", 0.0) == 0
-    assert limit.take("a", SECONDS_OF_ADDRESS) == 5
-    assert limit.take("a", SECONDS_OF_ADDRESS) is None
+    assert limit.take("a", rates.seconds_of_one) == 5
+    assert limit.take("a", rates.seconds_of_one) is None
 
 
-def test_many_addresses_share_one_budget_and_little_memory() -> None:
-    limit = RefusalLimit()
-    taken = [limit.take(f"10.0.{number // 256}.{number % 256}", 0.0) for number in range(2 * MAX_ADDRESSES)]
-    assert sum(each is not None for each in taken) == RECORDS_OF_ALL
-    assert len(limit) == MAX_ADDRESSES
+@pytest.mark.parametrize("rates", [OF_ADDRESSES, OF_ACTORS])
+def test_many_callers_share_one_budget_and_little_memory(rates: Rates) -> None:
+    limit = RefusalLimit(rates)
+    taken = [limit.take(f"10.0.{number // 256}.{number % 256}", 0.0) for number in range(2 * MAX_CALLERS)]
+    assert sum(each is not None for each in taken) == rates.of_all
+    assert len(limit) == MAX_CALLERS

@@ -9,6 +9,7 @@ import pytest
 
 from gangline.domain.allocation import Allocation, Member
 from gangline.domain.experiment import Checkpoint, Experiment, Trial
+from gangline.domain.id import MAX_NAMED_CHECKPOINTS
 from gangline.domain.state import CheckpointState, Outcome, State
 from gangline.errors import ErrorKind, GanglineError
 from services.common.etcd.transaction import MAX_BYTES, num_bytes_of
@@ -16,7 +17,6 @@ from services.scheduler.state.codec import operations_of
 from services.scheduler.state.records import Draft, StateChange, get
 from services.scheduler.state.records import SchedulerState as Known
 from services.scheduler.transition.checkpoint import (
-    MAX_NAMED,
     confirm_checkpoints_deleted,
     delete_checkpoints,
     retire,
@@ -73,7 +73,11 @@ def test_unknown_and_already_deleted_ones_are_refused() -> None:
     for ids, code, words in [
         (["c1"], "checkpoint.deleting", "checkpoint c1 is being deleted already"),
         (["nope"], "checkpoint.not_found", "there is no checkpoint nope; list them with: gangline checkpoint list"),
-        (["c"] * (MAX_NAMED + 1), "checkpoint.too_many", "101 checkpoints cannot be deleted at once; name at most 100"),
+        (
+            ["c"] * (MAX_NAMED_CHECKPOINTS + 1),
+            "checkpoint.too_many",
+            "101 checkpoints cannot be deleted at once; name at most 100",
+        ),
     ]:
         with pytest.raises(GanglineError) as caught:
             delete_checkpoints(state, ids, "r2")
