@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gangline.domain.state import ExitKind, State
 from gangline.domain.usage import MAX_ATTEMPT_USAGES
 from tests.integration.scheduler.conftest import Bench
-from tests.support.gateway import Client, GatewayProcess, add_user
+from tests.support.gateway import CLUSTER_TOKEN, Client, GatewayProcess, add_user
 from tests.support.scheduler import SchedulerProcess, config_json
 from tests.support.scripted_agent import ScriptedAgent
 from tests.support.wait import until_async
@@ -88,11 +88,13 @@ async def test_ended_and_running_work_by_owner_pool_and_experiment(bench: Bench,
 async def _check_projects(gateway: GatewayProcess, used: list[float]) -> None:
     """Usage follows an experiment that is moved into another project."""
     assert _rounded(await _report(gateway, "project")) == {"Uncategorized/Uncategorized": (round(sum(used), 3), 3)}
-    client = Client(gateway.addresses["grpc"], gateway.addresses["http"])
+    # An editor moves no experiment of another user into another workspace.
+    client = Client(gateway.addresses["grpc"], gateway.addresses["http"], CLUSTER_TOKEN)
     workspace = (await client.http.post("/api/v1/workspaces", json={"name": "lab"})).json()["workspace"]
     path = f"/api/v1/workspaces/{workspace['id']}/projects"
     project = (await client.http.post(path, json={"name": "vision"})).json()["project"]
-    await client.http.post("/api/v1/experiments/2/move", json={"destinationProjectId": project["id"]})
+    answer = await client.http.post("/api/v1/experiments/2/move", json={"destinationProjectId": project["id"]})
+    assert answer.status_code == 200, answer.text
     await client.close()
     moved, rest = (round(used[1], 3), 1), (round(used[0] + used[2], 3), 2)
     report = await _report(gateway, "project")
