@@ -32,7 +32,7 @@ class AccessChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         action = wire.enum_member(GroupAction, request.action)
         if action is None:
             raise invalid("request.action", f"{request.action} is no action of a group that this version knows")
-        caller = Caller(request.user, request.is_admin, request.request_id)
+        caller = Caller.of(request)
         change = await term.store.commit_asked(
             lambda records: change_group(records, action, request.name, list(request.users), caller, now=now)
         )
@@ -54,7 +54,7 @@ class AccessChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         if role is None and request.role:
             raise invalid("request.role", f"{request.role} is no role that this version knows")
         asked = RoleRequest(
-            Caller(request.user, request.is_admin, request.request_id),
+            Caller.of(request),
             role,
             request.subject_user,
             request.subject_group,

@@ -87,7 +87,7 @@ class ProjectChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         if action is None:
             text = f"{request.action} is no action of a {kind.noun} that this version knows"
             raise invalid("request.action", text)
-        caller = Caller(request.user, request.is_admin, request.request_id)
+        caller = Caller.of(request)
         pool_names = frozenset(pool.name for pool in term.pools)
         asked = NamedChange(kind, action, caller, pool_names, time.time(), **more)
         await term.store.commit_asked(lambda records: change_named(records, asked))

@@ -28,7 +28,7 @@ class QuotaChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> quota_pb2.SchedulerServiceSetQuotaResponse:
         require_cluster()
         term = self._leader_status.require(request.user)
-        change, caller, now = wire.from_proto(QuotaChange, request.change), _caller(request), time.time()
+        change, caller, now = wire.from_proto(QuotaChange, request.change), Caller.of(request), time.time()
         written = await term.store.commit_asked(
             lambda records: set_quota(records, request.kind, request.name, change, caller, now=now)
         )
@@ -50,14 +50,10 @@ class QuotaChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> quota_pb2.SchedulerServiceRemoveQuotaResponse:
         require_cluster()
         term = self._leader_status.require(request.user)
-        caller = _caller(request)
+        caller = Caller.of(request)
         written = await term.store.commit_asked(
             lambda records: remove_quota(records, request.kind, request.name, caller)
         )
         if written:
             _log.info("quota is removed", kind=request.kind, name=request.name, user=request.user)
         return quota_pb2.SchedulerServiceRemoveQuotaResponse(revision=term.state.revision)
-
-
-def _caller(request: Any) -> Caller:
-    return Caller(request.user, request.is_admin, request.request_id)

@@ -50,7 +50,7 @@ class RegistryChangeCalls(ProjectChangeCalls):
             raise invalid("request.action", f"{request.action} is no action of a version that this version knows")
         asked = VersionRequest(
             action,
-            Caller(request.user, request.is_admin, request.request_id),
+            Caller.of(request),
             time.time(),
             request.model_id,
             request.number,
@@ -81,7 +81,7 @@ class RegistryChangeCalls(ProjectChangeCalls):
         require_cluster()
         term = self._leader_status.require(request.user)
         asked = AliasRequest(
-            Caller(request.user, request.is_admin, request.request_id),
+            Caller.of(request),
             time.time(),
             request.model_id,
             request.alias,

@@ -18,11 +18,11 @@ from gangline.protocol import wire
 from gangline.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.leader.leader_status import LeaderStatus
 from services.scheduler.service.access import require_cluster
-from services.scheduler.state.records import Records, StateChange, get
+from services.scheduler.state.records import get
 from services.scheduler.state.settled import settled_of
 from services.scheduler.transition.quota_change import check_submit
-from services.scheduler.transition.restart import NewCode, continue_experiment, runs_otherwise
-from services.scheduler.transition.rights import changed, check_secrets
+from services.scheduler.transition.restart import NewCode, continue_experiment
+from services.scheduler.transition.rights import changed
 from services.scheduler.transition.submit_check import check_place
 
 _log = structlog.get_logger(__name__)
@@ -47,18 +47,23 @@ class RestartCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
         warnings += check_submit(term.state, ended.owner, ended.home_id, settled, now)
         num_deleted = request.num_deleted_experiments if request.HasField("num_deleted_experiments") else None
         code = NewCode(request.code_sha256, num_deleted) if request.code_sha256 else None
-        is_other_program = code is not None or await asyncio.to_thread(runs_otherwise, stored, config_json)
-
-        def transition(records: Records) -> StateChange:
-            if is_other_program:
-                check_secrets(
-                    records, request.user, ended, f"continue experiment {ended.id} with other code or commands"
-                )
-            return continue_experiment(
-                records, ended.id, config_json, request.request_id, code=code, rules=rules, now=now
+        change = await term.store.commit_asked(
+            changed(
+                request.user,
+                request.experiment_id,
+                "continue",
+                lambda records: continue_experiment(
+                    records,
+                    request.experiment_id,
+                    config_json,
+                    request.request_id,
+                    user=request.user,
+                    code=code,
+                    rules=rules,
+                    now=now,
+                ),
             )
-
-        change = await term.store.commit_asked(changed(request.user, ended.id, "continue", transition))
+        )
         if change:
             _log.info("experiment continues", experiment_id=request.experiment_id, user=request.user)
         experiment = get(term.state, Experiment, request.experiment_id)

@@ -38,7 +38,7 @@ class UserChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> user_pb2.SchedulerServiceCreateUserResponse:
         require_cluster()
         term = self._leader_status.require(request.user)
-        change, caller = wire.from_proto(UserChange, request.change), _caller(request)
+        change, caller = wire.from_proto(UserChange, request.change), Caller.of(request)
         now = time.time()
         await term.store.commit_asked(lambda records: create_user(records, change, caller, now))
         created = user_of_request(term.state, request.request_id)
@@ -53,7 +53,7 @@ class UserChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> user_pb2.SchedulerServiceUpdateUserResponse:
         require_cluster()
         term = self._leader_status.require(request.user)
-        change, caller = wire.from_proto(UserChange, request.change), _caller(request)
+        change, caller = wire.from_proto(UserChange, request.change), Caller.of(request)
         written = await term.store.commit_asked(lambda records: update_user(records, request.name, change, caller))
         changed = user_of_request(term.state, request.request_id) or term.state.find(User, request.name)
         if changed is None:
@@ -96,7 +96,7 @@ class UserChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
                 request.owner,
                 request.name,
                 request.lifespan_seconds,
-                _caller(request),
+                Caller.of(request),
                 hash_of=hash_of,
                 now=now,
             )
@@ -114,16 +114,12 @@ class UserChangeCalls(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> user_pb2.SchedulerServiceRevokeTokenResponse:
         require_cluster()
         term, now = self._leader_status.require(request.user), time.time()
-        await term.store.commit_asked(lambda records: revoke_token(records, request.token_id, _caller(request), now))
+        await term.store.commit_asked(lambda records: revoke_token(records, request.token_id, Caller.of(request), now))
         token = get(term.state, AccessToken, request.token_id)
         _log.info("token is revoked", token_id=token.id, user=request.user)
         return user_pb2.SchedulerServiceRevokeTokenResponse(
             token=wire.to_proto(view_token(token, _owner(term.state, token))), revision=term.state.revision
         )
-
-
-def _caller(request: Any) -> Caller:
-    return Caller(request.user, request.is_admin, request.request_id)
 
 
 def _owner(state: SchedulerState, token: AccessToken) -> str:

@@ -22,6 +22,7 @@ from services.scheduler.transition.checkpoint import age_of
 from services.scheduler.transition.experiment import settle_experiment
 from services.scheduler.transition.removal import check_code_stays
 from services.scheduler.transition.request import queue
+from services.scheduler.transition.rights import check_secrets
 
 # Sections that made the trial what it is, and texts that have commands of their own.
 _FIXED = ("name", "description", "labels", "workspace", "project", "hyperparameters", "reproducibility", "searcher")
@@ -49,6 +50,7 @@ def continue_experiment(
     config_json: str,
     request_id: str,
     *,
+    user: str,
     code: NewCode | None = None,
     rules: Rules,
     now: float,
@@ -65,7 +67,11 @@ def continue_experiment(
     _check_ended(experiment)
     trial = _only_trial(records, experiment)
     before, after = (ExperimentConfig.model_validate_json(text) for text in (experiment.config_json, config_json))
-    _check_fixed(before.model_dump(mode="json"), after.model_dump(mode="json"))
+    old, new = before.model_dump(mode="json"), after.model_dump(mode="json")
+    _check_fixed(old, new)
+    if code is not None or _runs_otherwise(old, new):
+        action = f"continue experiment {experiment_id} with other code or commands"
+        check_secrets(records, user, experiment, action)
     _check_length(trial, after)
     if code is not None:
         experiment = _with_code(records, experiment, code)
@@ -106,15 +112,6 @@ def continue_experiment(
     queue(draft, trial, settled_of(config_json), rules)
     settle_experiment(draft, experiment_id, now)
     return draft.change
-
-
-def runs_otherwise(before_json: str, after_json: str) -> bool:
-    """Returns whether a continuation changes more of the configuration than how long it trains and how often it is
-    tried, and so perhaps which programs run."""
-    before, after = (
-        ExperimentConfig.model_validate_json(text).model_dump(mode="json") for text in (before_json, after_json)
-    )
-    return any(before[name] != after[name] for name in before if name not in _FIXED and name not in _HARMLESS)
 
 
 def _with_code(records: Records, experiment: Experiment, code: NewCode) -> Experiment:
@@ -163,6 +160,12 @@ def _check_fixed(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         if changed is not None:
             text = f"{changed}: a trial that continues keeps {json.dumps(old[changed])}"
             raise invalid("config.fixed", f"{text}; fork the experiment to change it")
+
+
+def _runs_otherwise(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Returns whether more changes than how long it trains and how often it is tried, and so perhaps which programs
+    run. The searcher is compared by `_check_fixed`."""
+    return any(before[name] != after[name] for name in before if name not in (*_FIXED, *_HARMLESS))
 
 
 def _check_length(trial: Trial, config: ExperimentConfig) -> None:

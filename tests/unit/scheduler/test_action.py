@@ -58,7 +58,9 @@ _ACTIONS: dict[str, Callable[[Records], StateChange]] = {
     "set": lambda records: update_resources(records, 1, ResourceChange(priority=7), rules=_RULES, now=5.0),
     "label": lambda records: change_texts(records, 1, TextChange(add_labels=("x",))),
     "keep": lambda records: change_retention(records, 1, RetentionChange(save_trial_best=3)),
-    "continue": lambda records: continue_experiment(records, 1, _BASE.config_json, "c1", rules=_RULES, now=5.0),
+    "continue": lambda records: continue_experiment(
+        records, 1, _BASE.config_json, "c1", user="ann", rules=_RULES, now=5.0
+    ),
 }
 # The state after the action, or the refusal. "same" stays as it is.
 _TABLE = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from gangline.domain.state import CheckpointState, DeletionStage, ExitKind, Outc
 from gangline.errors import GanglineError
 from services.scheduler.state.records import Record, SchedulerState, get
 from services.scheduler.state.rules import Rules
-from services.scheduler.transition.restart import MAX_EARLIER_CODES, NewCode, continue_experiment, runs_otherwise
+from services.scheduler.transition.restart import MAX_EARLIER_CODES, NewCode, continue_experiment
 from tests.support.scheduler import config_json
 
 RULES = Rules()
@@ -39,8 +40,8 @@ def records_of(*others: Record, experiment: Experiment = EXPERIMENT, trial: Tria
     return SchedulerState.of([Counter(9), experiment, trial, search, *others])
 
 
-def changed(path: str, value: Any) -> str:
-    config = json.loads(EXPERIMENT.config_json)
+def changed(path: str, value: Any, base: str = EXPERIMENT.config_json) -> str:
+    config = json.loads(base)
     *sections, key = path.split(".")
     section = config
     for name in sections:
@@ -55,7 +56,7 @@ LONGER = changed("searcher.max_length", {"batches": 200})
 def go_on(
     records: SchedulerState, config: str = LONGER, request_id: str = "c1", code: NewCode | None = None
 ) -> SchedulerState:
-    records.apply(continue_experiment(records, 1, config, request_id, code=code, rules=RULES, now=5.0), 2)
+    records.apply(continue_experiment(records, 1, config, request_id, user="ann", code=code, rules=RULES, now=5.0), 2)
     return records
 
 
@@ -73,11 +74,11 @@ def test_the_trial_is_queued_again_behind_those_that_wait() -> None:
 
 def test_the_same_request_continues_once() -> None:
     records = go_on(records_of(NEW))
-    assert not continue_experiment(records, 1, LONGER, "c1", rules=RULES, now=6.0)
+    assert not continue_experiment(records, 1, LONGER, "c1", user="ann", rules=RULES, now=6.0)
     with pytest.raises(GanglineError, match="has not ended, so it cannot be continued"):
-        continue_experiment(records, 1, LONGER, "c2", rules=RULES, now=6.0)
+        continue_experiment(records, 1, LONGER, "c2", user="ann", rules=RULES, now=6.0)
     ended = replace(get(records, Experiment, 1), state=State.TERMINAL, outcome=Outcome.FAILED)
-    assert not continue_experiment(records_of(NEW, experiment=ended), 1, LONGER, "c1", rules=RULES, now=7.0)
+    assert not continue_experiment(records_of(NEW, experiment=ended), 1, LONGER, "c1", user="ann", rules=RULES, now=7.0)
 
 
 @pytest.mark.parametrize("state", [None, CheckpointState.DELETING])
@@ -164,5 +165,23 @@ def test_code_that_is_being_deleted_or_one_too_many_is_refused() -> None:
     ],
 )
 def test_which_continuations_may_run_other_programs(path: str, value: Any, is_other: bool) -> None:
-    assert runs_otherwise(EXPERIMENT.config_json, changed(path, value)) is is_other
-    assert not runs_otherwise(EXPERIMENT.config_json, EXPERIMENT.config_json)
+    """The configuration has the owner's secrets. bob changes the experiment as an admin of its workspace."""
+    config = changed(path, value, LONGER)
+    call = partial(continue_experiment, records_of(NEW), 1, config, "c1", rules=RULES, now=5.0)
+    assert call(user="ann")
+    if is_other:
+        with pytest.raises(GanglineError) as refusal:
+            call(user="bob")
+        assert refusal.value.code == "auth.not_owner"
+    else:
+        assert call(user="bob")
+
+
+def test_other_code_runs_by_order_of_the_owner_alone() -> None:
+    call = partial(
+        continue_experiment, records_of(NEW), 1, LONGER, "c1", code=NewCode("b" * 64, None), rules=RULES, now=5.0
+    )
+    assert call(user="ann")
+    with pytest.raises(GanglineError) as refusal:
+        call(user="bob")
+    assert refusal.value.code == "auth.not_owner"

@@ -37,6 +37,11 @@ class Caller:
     is_admin: bool
     request_id: str
 
+    @classmethod
+    def of(cls, request: Any) -> Caller:
+        """request: of a gateway, with `user`, `is_admin` and `request_id`."""
+        return cls(request.user, request.is_admin, request.request_id)
+
     def is_unlimited(self, records: Records) -> bool:
         """Returns whether the caller is an administrator by the leader's own record of the user, if it has one."""
         record = records.find(User, self.user)
